@@ -1,0 +1,119 @@
+"""The command line: ``python -m jaxcompat`` (also the script ``jaxcompat``)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+import jaxcompat
+from jaxcompat import engine
+from jaxcompat.patch import catalogue
+from jaxcompat.versions import CEILING, Installed, describe
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 fine, 1 the answer is no, 2 wrong use."""
+    parser = _parser()
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        code: int = options.command(options)
+    except jaxcompat.JaxcompatError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxcompat",
+        description="What jaxcompat does to the installed JAX and Orbax, and why.",
+    )
+    parser.add_argument("--version", action="version", version=f"jaxcompat {jaxcompat.__version__}")
+    parser.set_defaults(command=_status, json=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    status = commands.add_parser("status", help="every patch and what became of it (the default)")
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(command=_status)
+
+    explain = commands.add_parser("explain", help="what bites, who is affected, what is done")
+    explain.add_argument("id", metavar="ID", help=f"one of {', '.join(catalogue())}")
+    explain.set_defaults(command=_explain)
+
+    run = commands.add_parser(
+        "run",
+        help="run a program as if `import jaxcompat` were its first line",
+        usage="%(prog)s SCRIPT [ARG ...]  or  %(prog)s -m MODULE [ARG ...]",
+    )
+    run.add_argument("-m", dest="module", action="store_true", help="TARGET is a module")
+    run.add_argument("target", metavar="TARGET", help="a script's path, or a module's name")
+    run.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER)
+    run.set_defaults(command=_run)
+    return parser
+
+
+def _status(options: argparse.Namespace) -> int:
+    found = jaxcompat.status()
+    if options.json:
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+        return 0
+    print(f"jaxcompat {jaxcompat.__version__}: {Installed().describe(CEILING)}\n")
+    width = max(len(one.id) for one in found)
+    for one in found:
+        print(f"{one.id:<{width}}  {one.state:<10}  {one.reason}")
+    print("\n`python -m jaxcompat explain ID` says more; JAXCOMPAT_DISABLE=ID switches one off.")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    patch = engine.find(options.id)
+    (now,) = (one for one in jaxcompat.status() if one.id == patch.id)
+    print(f"{patch.id}\n")
+    for title, text in (
+        ("What bites", patch.symptom),
+        ("Why", patch.cause),
+        ("Affected", describe(patch.affected)),
+        ("Here", f"{now.state}: {now.reason}"),
+        ("What is done", patch.mend),
+        ("Where", "\n".join(now.sites)),
+        ("Unnecessary with", patch.until),
+        ("Upstream", "\n".join(patch.upstream)),
+        ("Switch it off", f"JAXCOMPAT_DISABLE={patch.id}"),
+    ):
+        print(f"{title}:\n{_indented(text)}\n")
+    return 0
+
+
+def _indented(text: str) -> str:
+    import textwrap
+
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width=88,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.splitlines()
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    sys.argv[:] = [options.target, *options.arguments]
+    if options.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(options.target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(options.target))
+        runpy.run_path(options.target, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

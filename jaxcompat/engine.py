@@ -1,0 +1,580 @@
+"""What happens to a patch in this process: armed, applied, reverted; one record per id.
+
+A target that several patches share is one slot: the first original, and the patches that are on
+it. Putting one on or taking one off composes the slot anew, in the catalogue's order, so each
+patch can go alone. What is on a target is known here and nowhere else; no flag is left on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import sys
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import wrapt
+
+from jaxcompat import settings, versions
+from jaxcompat.patch import Patch, Site, catalogue
+
+State = Literal[
+    "disabled",
+    "absent",
+    "unaffected",
+    "unlisted",
+    "armed",
+    "applied",
+    "drifted",
+    "failed",
+    "reverted",
+]
+
+_logger = logging.getLogger("jaxcompat")
+_ABSENT: Any = object()
+
+
+class JaxcompatWarning(UserWarning):
+    """Something that the user should know or mend; nothing was broken."""
+
+
+class JaxcompatError(RuntimeError):
+    """Wrong use of jaxcompat; with JAXCOMPAT_STRICT, also a patch that is drifted or failed."""
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """What became of one patch in this process.
+
+    ``state`` is one of disabled, absent, unaffected, unlisted, armed, applied, drifted, failed,
+    reverted; ``reason`` says why, in a sentence; ``affected`` are the version ranges as text;
+    ``sites`` the targets as ``module:attribute``, with those that are patched now in ``patched``;
+    ``upstream`` the links; ``traceback`` what went wrong where the state is failed, else "".
+    """
+
+    id: str
+    state: State
+    reason: str
+    affected: str
+    sites: tuple[str, ...]
+    patched: tuple[str, ...]
+    upstream: tuple[str, ...]
+    traceback: str = ""
+
+
+@dataclass
+class _Record:
+    patch: Patch
+    state: State = "reverted"
+    reason: str = "not applied yet"
+    traceback: str = ""
+    forced: bool = False
+    sites: list[Site] = field(default_factory=list)
+    """The sites that exist in the installed versions; copies included."""
+    waiting: set[str] = field(default_factory=set)
+    """The modules of the patch's own sites (not of copies) that are still to be imported."""
+
+
+@dataclass
+class _Slot:
+    owner: Any
+    name: str
+    original: Any
+    """What was found; for an inherited attribute, what was inherited."""
+    own: bool
+    """Whether the attribute was the owner's own, and not inherited."""
+    wraps: dict[str, Site] = field(default_factory=dict)
+    ours: Any = _ABSENT
+
+    def compose(self) -> None:
+        value = self.original
+        for patch_id in catalogue():
+            if patch_id in self.wraps:
+                value = self.wraps[patch_id].wrap(value)
+        if self.wraps or self.own:
+            setattr(self.owner, self.name, value)
+        else:
+            delattr(self.owner, self.name)  # a copy of the inherited one would shadow it
+        self.ours = value if self.wraps else _ABSENT
+
+
+class _Drifted(Exception):
+    """The target is not what the patch knows."""
+
+
+# Guards the records and slots. Never held while a module is imported or a message is logged.
+_lock = threading.RLock()
+_slots: dict[str, _Slot] = {}
+_copies: dict[str, list[Site]] = {}
+_hooked: set[str] = set()
+_told: set[str] = set()
+"""Targets whose late holders were named: once is enough, and a walk through all modules."""
+_installed = versions.Installed()
+
+
+@functools.cache
+def _records() -> dict[str, _Record]:
+    return {patch.id: _Record(patch) for patch in catalogue().values()}
+
+
+# --- what the user calls ---------------------------------------------------------------------
+
+
+def arm() -> None:
+    """Decide on every patch, and put in place what waits for an import; run once, at import."""
+    switches = settings.read(catalogue())
+    for problem in switches.problems:
+        warnings.warn(problem, JaxcompatWarning, stacklevel=_outside())
+    _start(list(_records().values()), switches)
+
+
+def status() -> tuple[PatchStatus, ...]:
+    """Return what became of each patch, in the order in which they compose."""
+    with _lock:
+        return tuple(_status(record) for record in _records().values())
+
+
+def apply(*ids: str) -> None:
+    """Apply the patches, all when none is named, as `import jaxcompat` would do it now.
+
+    Out of its ranges, or switched off, a patch stays as it is; `status` says why.
+
+    Raises
+    ------
+    JaxcompatError
+        If there is no patch of that id.
+    """
+    todo = [record for record in _named(ids) if record.state != "applied" or _is_lost(record)]
+    _start(todo, settings.read(catalogue()))
+
+
+def revert(*ids: str) -> None:
+    """Undo the patches, all when none is named, and leave alone what is no longer ours.
+
+    A target that someone else has wrapped or replaced since is not touched: the patch stays
+    applied there, and a `JaxcompatWarning` says so.
+
+    Raises
+    ------
+    JaxcompatError
+        If there is no patch of that id.
+    """
+    stuck: list[str] = []
+    for record in _named(ids):
+        with _lock:
+            if record.state not in ("applied", "armed"):
+                continue
+            held = _undo(record)
+            record.waiting.clear()
+            if held:
+                stuck.append(f"{record.patch.id} stays on {', '.join(held)}")
+                record.state, record.reason = "applied", f"{', '.join(held)} was wrapped since"
+            else:
+                record.state, record.reason = "reverted", "undone by jaxcompat.revert"
+    if stuck:
+        warnings.warn(
+            f"Not undone: {'; '.join(stuck)}: another wrapper was put on top since, and taking "
+            "ours out from under it would take it away too. Undo that one first.",
+            JaxcompatWarning,
+            stacklevel=_outside(),
+        )
+
+
+@contextlib.contextmanager
+def disabled(*ids: str) -> Iterator[None]:
+    """Run the body without the patches, without all when none is named; for the whole process.
+
+    Raises
+    ------
+    JaxcompatError
+        If there is no patch of that id.
+    """
+    active = [r.patch.id for r in _named(ids) if r.state in ("applied", "armed")]
+    if active:
+        revert(*active)
+    try:
+        yield
+    finally:
+        if active:
+            apply(*active)
+
+
+def patch_unpickler(target: str) -> None:
+    """Mend a third party's copy of JAX's AOT unpickler as JAX's own class is mended.
+
+    Nothing is imported: the class is patched when its module is, or now where that has happened.
+
+    Parameters
+    ----------
+    target
+        ``"package.module:Class"``; the constructor takes `backend` and `execution_devices`, by
+        these names, in any order and among others.
+
+    Raises
+    ------
+    JaxcompatError
+        If the target is not of that form.
+    """
+    module, colon, name = target.partition(":")
+    if not (colon and name and all(p.isidentifier() for p in (*module.split("."), name))):
+        raise JaxcompatError(f"Expected 'package.module:Class', got {target!r}.")
+    todo = []
+    with _lock:
+        for record in _records().values():
+            if record.patch.copies is None:
+                continue
+            known = {site.target for site in _all_sites(record.patch)}
+            new = [s for s in record.patch.copies(module, name) if s.target not in known]
+            _copies.setdefault(record.patch.id, []).extend(new)
+            if record.state in ("applied", "armed"):
+                record.sites.extend(new)
+                todo.append(record)
+    _visit({module}, todo)
+
+
+def find(patch_id: str) -> Patch:
+    """Return the patch of that id.
+
+    Raises
+    ------
+    JaxcompatError
+        If there is none; the message names the nearest.
+    """
+    try:
+        return catalogue()[patch_id]
+    except KeyError:
+        near = settings.nearest(patch_id, catalogue())
+        raise JaxcompatError(f"There is no patch {patch_id!r}{near}.") from None
+
+
+# --- from a record to its hooks --------------------------------------------------------------
+
+
+def _start(records: list[_Record], switches: settings.Settings) -> None:
+    started: list[_Record] = []
+    unlisted: list[_Record] = []
+    for record in records:
+        state, reason = _decide(record.patch, switches)
+        with _lock:
+            record.state, record.reason, record.traceback = state, reason, ""
+            record.forced = reason.startswith("forced")
+            if state == "armed":
+                record.sites = [s for s in _all_sites(record.patch) if _exists(s)]
+                record.waiting = {site.module for site in record.sites if not site.copy}
+                started.append(record)
+        if state == "unlisted":
+            unlisted.append(record)
+        _logger.debug("%s is %s: %s", record.patch.id, state, reason)
+    if unlisted:
+        _tell_unlisted(unlisted)
+    _visit({site.module for record in started for site in record.sites}, started)
+
+
+def _decide(patch: Patch, switches: settings.Settings) -> tuple[State, str]:
+    if switches.disables(patch.id):
+        return "disabled", f"switched off by {settings.DISABLE}"
+    verdict = versions.judge(patch.affected, _installed)
+    if verdict.state == "affected":
+        return "armed", f"{verdict.reason}: waits for the import"
+    if verdict.state != "absent" and switches.forces(patch.id):
+        return "armed", f"forced by {settings.FORCE} although {verdict}"
+    return verdict.state, verdict.reason
+
+
+def _visit(modules: set[str], records: list[_Record]) -> None:
+    """Patch what is imported, now, and hook what is not."""
+    late: dict[str, Any] = {}
+    for name in sorted(modules):
+        module = sys.modules.get(name)
+        if module is None:
+            if name not in _hooked:
+                _hooked.add(name)
+                wrapt.register_post_import_hook(functools.partial(_imported, name), name)
+        elif getattr(getattr(module, "__spec__", None), "_initializing", False):
+            # Its import is under way around us; wrapt would call the hook at once, too early.
+            for record in records:
+                if name in record.waiting:
+                    record.reason = f"{name} was half imported; call jaxcompat.apply() afterwards"
+                    _logger.warning("%s is not applied: %s", record.patch.id, record.reason)
+        else:
+            late.update(_originals(records, name, module))
+            _imported(name, module)
+    _tell_late(late)
+
+
+def _imported(name: str, module: Any) -> None:
+    """Patch a module that has just been imported: the post-import hook.
+
+    Raises
+    ------
+    JaxcompatError
+        With JAXCOMPAT_STRICT, where a patch is drifted or failed. Nothing else: an exception
+        from a hook makes the user's import fail, and drops the module.
+    """
+    _hooked.discard(name)
+    switches = settings.read(catalogue())
+    broken: list[_Record] = []
+    for record in _records().values():
+        sites = [site for site in record.sites if site.module == name]
+        own = [site for site in sites if not site.copy]
+        if record.state not in ("armed", "applied") or not sites:
+            continue
+        if switches.disables(record.patch.id):
+            if record.state == "armed":
+                _settle(record, "disabled", f"switched off by {settings.DISABLE}")
+            continue
+        if name in record.waiting:
+            trouble = _put_all(record, own, module)
+            if trouble:
+                _settle(record, *trouble)
+                _logger.warning("%s", _complaint(record))
+                broken.append(record)
+            else:
+                _progress(record, name)
+        for path in dict.fromkeys(site.path[:-1] for site in sites if site.copy):
+            trouble = _put_all(record, [s for s in sites if s.copy and s.path[:-1] == path], module)
+            if trouble:  # a third party's copy concerns nothing else
+                _logger.warning("%s leaves a copy alone: %s", record.patch.id, trouble[1])
+    if broken and switches.strict:
+        raise JaxcompatError("\n".join(_complaint(record) for record in broken))
+
+
+def _put_all(
+    record: _Record, sites: list[Site], module: Any
+) -> tuple[Literal["drifted", "failed"], str, str] | None:
+    """Put the patch on all of these sites; return what is in the way, if anything is."""
+    mismatch = versions.disagreement(versions.distributions(record.patch.affected), _installed)
+    try:
+        with _lock:
+            if mismatch and not record.forced:
+                raise _Drifted(mismatch)
+            for site in sites:
+                _check(site, module)
+            for site in sites:
+                _put(record.patch.id, site, module)
+    except _Drifted as drift:
+        return "drifted", str(drift), ""
+    # Whatever a patch does wrong must not reach the user's import; it is kept and logged.
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}", traceback.format_exc()
+    return None
+
+
+def _progress(record: _Record, name: str) -> None:
+    with _lock:
+        record.waiting.discard(name)
+        if record.waiting or record.state == "applied":
+            return
+        pair = _installed.describe(versions.distributions(record.patch.affected))
+        record.state, record.reason = "applied", f"{pair}{' (forced)' if record.forced else ''}"
+    _logger.info("%s applied: %s", record.patch.id, record.reason)
+
+
+def _settle(record: _Record, state: State, reason: str, trace: str = "") -> None:
+    """Take the patch off wherever it is, and say what became of it."""
+    with _lock:
+        _undo(record)
+        record.waiting.clear()
+        record.state, record.reason, record.traceback = state, reason, trace
+
+
+# --- from a site to its target ---------------------------------------------------------------
+
+
+def _owner(site: Site, module: Any) -> Any:
+    owner = module
+    for part in site.path[:-1]:
+        # vars(), not getattr: a JAX module's __getattr__ answers for deprecated names, and the
+        # user's one warning is gone.
+        if part not in vars(owner):
+            raise _Drifted(f"{site.module} has no {part}; {site.target} was expected")
+        owner = vars(owner)[part]
+    return owner
+
+
+def _find(site: Site, module: Any) -> tuple[Any, Any, bool]:
+    """Return the owner of the target, the target, and whether it is the owner's own."""
+    owner, name = _owner(site, module), site.path[-1]
+    if name in vars(owner):
+        return owner, vars(owner)[name], True
+    for base in inspect.getmro(owner)[1:] if isinstance(owner, type) else ():
+        if name in vars(base):
+            return owner, vars(base)[name], False
+    raise _Drifted(f"{site.module} has no {'.'.join(site.path)}")
+
+
+def _check(site: Site, module: Any) -> None:
+    _, target, _ = _find(site, module)
+    if not callable(target):
+        raise _Drifted(f"{site.target} is not a function but {type(target).__name__}")
+    if not site.relies_on:
+        return
+    try:
+        there = inspect.signature(target).parameters
+    except ValueError as error:
+        raise _Drifted(f"{site.target} has no signature: {error}") from error
+    gone = [name for name in site.relies_on if name not in there]
+    if gone:
+        raise _Drifted(
+            f"{site.target} no longer takes {', '.join(gone)}; it takes {', '.join(there)}"
+        )
+
+
+def _put(patch_id: str, site: Site, module: Any) -> None:
+    owner, target, own = _find(site, module)
+    slot = _slots.get(site.target)
+    if slot is None or slot.owner is not owner or not _is_beneath(slot.ours, target):
+        # Never seen, or a new original since: the module was reloaded or the target replaced.
+        slot = _slots[site.target] = _Slot(owner, site.path[-1], target, own)
+    elif slot.ours is not target and patch_id not in slot.wraps:
+        raise _Drifted(f"{site.target} was wrapped by someone else since")
+    if patch_id not in slot.wraps:
+        slot.wraps[patch_id] = site
+        slot.compose()
+
+
+def _undo(record: _Record) -> list[str]:
+    """Take the patch off its sites; return the targets that someone else has wrapped since."""
+    held = []
+    for target, slot in list(_slots.items()):
+        if record.patch.id not in slot.wraps:
+            continue
+        current = vars(slot.owner).get(slot.name, _ABSENT)
+        if current is slot.ours:
+            del slot.wraps[record.patch.id]
+            slot.compose()
+            if not slot.wraps:
+                del _slots[target]
+        elif _is_beneath(slot.ours, current):
+            held.append(target)
+        else:  # replaced, or its module reloaded: nothing of ours is there
+            del slot.wraps[record.patch.id]
+    return held
+
+
+def _is_lost(record: _Record) -> bool:
+    """Return whether a target was replaced under the patch, as a reload of its module does."""
+    for slot in _slots.values():
+        site = slot.wraps.get(record.patch.id)
+        if site is not None and site.module in sys.modules:
+            try:
+                _, target, _ = _find(site, sys.modules[site.module])
+            except _Drifted:
+                return True
+            if not _is_beneath(slot.ours, target):
+                return True
+    return False
+
+
+def _is_beneath(ours: Any, current: Any) -> bool:
+    """Return whether `ours` is `current`, or what it wraps (as `functools.wraps` records it)."""
+    seen: set[int] = set()
+    while id(current) not in seen:
+        if current is ours:
+            return True
+        seen.add(id(current))
+        current = getattr(current, "__wrapped__", current)
+    return False
+
+
+# --- small things ----------------------------------------------------------------------------
+
+
+def _all_sites(patch: Patch) -> tuple[Site, ...]:
+    return (*patch.sites, *_copies.get(patch.id, ()))
+
+
+def _exists(site: Site) -> bool:
+    return site.where is None or versions.judge([site.where], _installed).state != "unaffected"
+
+
+def _named(ids: tuple[str, ...]) -> list[_Record]:
+    return [_records()[find(patch_id).id] for patch_id in ids or catalogue()]
+
+
+def _status(record: _Record) -> PatchStatus:
+    patch = record.patch
+    return PatchStatus(
+        id=patch.id,
+        state=record.state,
+        reason=record.reason,
+        affected=versions.describe(patch.affected),
+        sites=tuple(site.target for site in record.sites or _all_sites(patch)),
+        patched=tuple(target for target, slot in _slots.items() if patch.id in slot.wraps),
+        upstream=patch.upstream,
+        traceback=record.traceback,
+    )
+
+
+def _originals(records: list[_Record], name: str, module: Any) -> dict[str, Any]:
+    """Return the module-level functions that are about to be replaced, by target."""
+    return {
+        site.target: vars(module)[site.path[0]]
+        for record in records
+        for site in record.sites
+        if site.module == name and len(site.path) == 1 and site.path[0] in vars(module)
+        if site.target not in _told
+    }
+
+
+def _tell_late(originals: dict[str, Any]) -> None:
+    _told.update(originals)
+    held = []
+    modules: dict[str, Any] = dict(sys.modules) if originals else {}
+    for name, module in modules.items():
+        if not isinstance(module, types.ModuleType):
+            continue
+        # Not vars(module): it would load a module that importlib.util.LazyLoader put off.
+        names = object.__getattribute__(module, "__dict__")
+        for target, original in originals.items():
+            if any(value is original for value in list(names.values())):
+                held.append(f"{name} holds {target}")
+    if held:
+        warnings.warn(
+            f"jaxcompat was imported late, and {'; '.join(held)} as it was before: calls from "
+            "there are not mended. Make `import jaxcompat` the first line of the program.",
+            JaxcompatWarning,
+            stacklevel=_outside(),
+        )
+
+
+def _tell_unlisted(records: list[_Record]) -> None:
+    ids = ", ".join(record.patch.id for record in records)
+    _logger.warning(
+        "%s. Not applied, since nobody has proven them there: %s. If an error that they mend "
+        "shows (`python -m jaxcompat explain ID`), %s=ID applies one; %s=ID silences this. A "
+        "newer jaxcompat may know these versions.",
+        records[0].reason,
+        ids,
+        settings.FORCE,
+        settings.DISABLE,
+    )
+
+
+def _complaint(record: _Record) -> str:
+    names = versions.distributions(record.patch.affected)
+    return (
+        f"{record.patch.id} is {record.state}, nothing of it is applied: {record.reason} "
+        f"({_installed.describe(names)}). What it mends may bite: {record.patch.symptom} "
+        f"{settings.DISABLE}={record.patch.id} silences this; unnecessary with "
+        f"{record.patch.until}"
+    )
+
+
+def _outside() -> int:
+    """Return the stacklevel of the first caller outside jaxcompat and the import system."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not (name.split(".")[0] in ("jaxcompat", "contextlib") or "importlib" in name):
+            return level
+        frame, level = frame.f_back, level + 1
+    return 2

@@ -1,0 +1,1 @@
+"""One module per patch: its declaration and its replacement, side by side."""
