@@ -44,6 +44,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("id", metavar="ID", help=f"one of {', '.join(catalogue())}")
     explain.set_defaults(command=_explain)
 
+    check = commands.add_parser(
+        "check",
+        help="prove here, in fresh interpreters, which patches are needed and that they work",
+    )
+    check.add_argument("ids", metavar="ID", nargs="*", help="patches to check (all)")
+    check.add_argument("--show", action="store_true", help="also print what the programs printed")
+    check.add_argument("--json", action="store_true")
+    check.set_defaults(command=_check)
+
     run = commands.add_parser(
         "run",
         help="run a program as if `import jaxcompat` were its first line",
@@ -86,6 +95,29 @@ def _explain(options: argparse.Namespace) -> int:
     ):
         print(f"{title}:\n{_indented(text)}\n")
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from jaxcompat import canary  # brings in subprocess and its kind, for this command only
+
+    installed = Installed()
+    ids = [engine.find(patch_id).id for patch_id in options.ids] or list(catalogue())
+    checks = []
+    for number, patch_id in enumerate(ids, 1):
+        print(f"[{number}/{len(ids)}] {patch_id} ...", file=sys.stderr, flush=True)
+        checks.append(canary.check(patch_id, installed))
+    if options.json:
+        print(json.dumps([dataclasses.asdict(one) for one in checks], indent=2))
+    else:
+        print(f"jaxcompat {jaxcompat.__version__}: {installed.describe(CEILING)}\n")
+        width = max(len(one.id) for one in checks)
+        for one in checks:
+            print(f"{one.id:<{width}}  {one.state:<10}  {one.verdict}")
+            for title, run in (("without", one.bare), ("with", one.patched)):
+                if run is not None and (options.show or not one.fine):
+                    outcome = "works" if run.passed else "fails"
+                    print(f"\n{title} jaxcompat it {outcome} ({run.seconds:.1f} s):\n{run}\n")
+    return 0 if all(one.fine for one in checks) else 1
 
 
 def _indented(text: str) -> str:

@@ -18,8 +18,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from jaxcompat import settings
+from jaxcompat import settings, versions
+from jaxcompat.patch import catalogue
 
 DEVICES = 8
 """Virtual CPU devices of a canary, over all of its processes."""
@@ -46,6 +48,57 @@ class Run:
             f"{output.rstrip()}"
             for rank, (code, output) in enumerate(zip(self.returncodes, self.outputs, strict=True))
         )
+
+
+Verdict = Literal[
+    "needed and fixed",
+    "needed and NOT fixed",
+    "not needed",
+    "needed outside range",
+    "BROKEN by jaxcompat",
+    "absent",
+]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a canary showed on the installed versions, bare and patched."""
+
+    id: str
+    state: str
+    """affected, unaffected, unlisted or absent: what the declared ranges say."""
+    verdict: Verdict
+    bare: Run | None = None
+    patched: Run | None = None
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing is left to mend."""
+        return self.verdict in ("needed and fixed", "not needed", "absent")
+
+
+def check(patch_id: str, installed: versions.Installed, *, time_limit: float = 120.0) -> Check:
+    """Run a patch's canary bare and patched, and give the verdict.
+
+    Outside of its ranges the patch is forced for the patched run, so that *needed outside range*
+    comes with whether it would help.
+    """
+    state = versions.judge(catalogue()[patch_id].affected, installed).state
+    if state == "absent":
+        return Check(patch_id, state, "absent")
+    program = path(patch_id)
+    bare = run(program, patched=False, time_limit=time_limit)
+    force = {} if state == "affected" or bare.passed else {settings.FORCE: patch_id}
+    patched = run(program, patched=True, time_limit=time_limit, environment=force)
+    return Check(patch_id, state, _verdict(state, bare, patched), bare, patched)
+
+
+def _verdict(state: str, bare: Run, patched: Run) -> Verdict:
+    if bare.passed:
+        return "not needed" if patched.passed else "BROKEN by jaxcompat"
+    if state != "affected":
+        return "needed outside range"
+    return "needed and fixed" if patched.passed else "needed and NOT fixed"
 
 
 def path(patch_id: str) -> Path:

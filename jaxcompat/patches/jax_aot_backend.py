@@ -117,7 +117,7 @@ def settle(backend: Any, execution_devices: Any) -> tuple[Any, tuple[Any, ...] |
         return client, devices, ""
     note = (
         f"The given backend {_described(backend)} was overruled: the execution devices belong to "
-        f"{_described(client)}, and an executable runs where its devices are."
+        f"another PJRT client, {_described(client)}, and an executable runs where its devices are."
     )
     if note not in _said:
         _said.add(note)

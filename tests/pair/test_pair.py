@@ -1,0 +1,179 @@
+"""Each patch on the installed pair: its canary, and what else must hold there."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
+import pytest
+from packaging.version import Version
+
+from jaxcompat import canary, versions
+from jaxcompat.patch import catalogue
+
+from .conftest import PROGRAMS
+
+Program = Callable[..., canary.Run]
+Python = Callable[..., "CompletedProcess[str]"]
+
+INSTALLED = versions.Installed()
+ORBAX = Version(INSTALLED["orbax-checkpoint"] or "0")
+STATE = {
+    patch.id: versions.judge(patch.affected, INSTALLED).state for patch in catalogue().values()
+}
+PAIR = INSTALLED.describe(versions.CEILING)
+
+MESH = "Received incompatible devices for jitted computation"
+UPSTREAM_SAYS = {
+    "orbax-single-replica-mesh": MESH,
+    # From 0.12.7 on also: "the merge was compiled 2 times under a mesh, 1 times without one"
+    "orbax-broadcast-mesh": MESH,
+    "jax-aot-backend": "Execution devices belong to a client other than `backend`",
+}
+
+
+def test_every_patch_has_its_upstream_error_here() -> None:
+    assert UPSTREAM_SAYS.keys() == catalogue().keys()
+
+
+@pytest.mark.parametrize("patch_id", catalogue())
+def test_canary_bare(patch_id: str) -> None:
+    run = canary.run(canary.path(patch_id), patched=False)
+    if STATE[patch_id] == "affected":
+        assert not run.passed, f"{patch_id} is not needed on {PAIR}, its range is too wide"
+        assert UPSTREAM_SAYS[patch_id] in str(run), run
+    else:
+        assert run.passed, f"{patch_id} is needed on {PAIR}, its range is too narrow\n{run}"
+
+
+@pytest.mark.parametrize("patch_id", catalogue())
+def test_canary_patched(patch_id: str) -> None:
+    run = canary.run(canary.path(patch_id), patched=True)
+    assert run.passed, f"on {PAIR}\n{run}"
+
+
+@pytest.mark.parametrize("patch_id", [i for i in catalogue() if STATE[i] == "affected"])
+def test_switched_off_it_bites_again(patch_id: str) -> None:
+    run = canary.run(
+        canary.path(patch_id), patched=True, environment={"JAXCOMPAT_DISABLE": patch_id}
+    )
+    assert not run.passed
+    assert UPSTREAM_SAYS[patch_id] in str(run), run
+
+
+IMPORT_ALL = """
+import json, sys
+before = list(sys.meta_path)
+import jaxcompat
+hooks = len(sys.meta_path) - len(before)
+import jax, jax.experimental.serialize_executable, orbax.checkpoint
+from jaxcompat.engine import _Drifted, _find
+from jaxcompat.patch import catalogue
+upstream, ours = [], []
+for patch in catalogue().values():
+    for site in patch.sites:
+        try:
+            _, target, _ = _find(site, sys.modules[site.module])
+        except (KeyError, _Drifted):  # a module or a name that these versions do not have
+            continue
+        code = getattr(target, "__code__", None)
+        file = code.co_filename.replace("\\\\", "/") if code else ""
+        (ours if "/jaxcompat/" in file else upstream).append(site.target)
+print(json.dumps({
+    "hooks": hooks, "upstream": upstream, "ours": ours,
+    "states": {s.id: s.state for s in jaxcompat.status()},
+    "patched": {s.id: s.patched for s in jaxcompat.status()},
+}))
+"""
+
+
+def imported(python: Python, **environment: str) -> dict[str, object]:
+    ran = python("-c", IMPORT_ALL, **environment)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, object] = json.loads(ran.stdout)
+    return found
+
+
+def test_what_is_affected_is_applied_and_nothing_else_is_touched(python: Python) -> None:
+    found = imported(python)
+    applied = {patch_id for patch_id, state in STATE.items() if state == "affected"}
+    assert found["states"] == {
+        patch_id: "applied" if patch_id in applied else "unaffected" for patch_id in STATE
+    }
+    patched = found["patched"]
+    assert isinstance(patched, dict)
+    assert {patch_id for patch_id, sites in patched.items() if sites} == applied
+    assert set(found["ours"]) == {site for sites in patched.values() for site in sites}  # type: ignore[call-overload]
+
+
+def test_everything_off_leaves_no_hook_and_no_wrapper(python: Python) -> None:
+    found = imported(python, JAXCOMPAT_DISABLE="1")
+    assert found["hooks"] == 0
+    assert found["ours"] == []
+    assert found["upstream"]
+    assert set(found["states"].values()) == {"disabled"}  # type: ignore[attr-defined]
+
+
+def test_import_brings_in_none_of_the_packages_it_mends(python: Python) -> None:
+    ran = python(
+        "-c",
+        "import sys, jaxcompat; print(sorted({name.partition('.')[0] for name in sys.modules}"
+        " & {'jax', 'jaxlib', 'numpy', 'orbax'}))",
+    )
+    assert ran.stdout == "[]\n", ran.stderr
+
+
+def test_two_processes_restore_under_every_mesh(program: Program) -> None:
+    run = program("restore.py", patched=True)
+    assert run.passed, run
+    for rank, output in enumerate(run.outputs):
+        # No mesh; and {Auto, Explicit} x {same, permuted, foreign, smaller} x {around, set}.
+        assert output.count(f"rank {rank}: ") == 1 + 2 * 4 * 2, run
+
+
+def test_two_processes_fail_without_the_import(program: Program) -> None:
+    # One of the two mends is needed everywhere: the broadcast's is, to the newest release.
+    run = program("restore.py", patched=False)
+    assert not run.passed
+    assert MESH in str(run), run
+
+
+@pytest.mark.skipif(Version("0.11.26") > ORBAX, reason="no restore in one process before 0.11.26")
+def test_the_mesh_is_the_callers_in_every_other_task_and_after_every_end(program: Program) -> None:
+    run = program("one_loop.py", patched=True)
+    assert run.passed, run
+    assert "cancelled" in run.outputs[0]
+
+
+def aot_cases(name: str) -> list[str]:
+    for node in ast.parse((PROGRAMS / "aot.py").read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.List(elts=cases)):
+                if found == name:
+                    return [case.id for case in cases if isinstance(case, ast.Name)]
+    raise LookupError(name)
+
+
+needs_execution_devices = pytest.mark.skipif(
+    STATE["jax-aot-backend"] != "affected", reason="this JAX has no execution_devices"
+)
+
+
+@needs_execution_devices
+@pytest.mark.parametrize("case", aot_cases("MENDED"))
+def test_aot_mended(python: Python, case: str) -> None:
+    bare = python("aot.py", case, JAXCOMPAT_DISABLE="1")
+    assert bare.returncode != 0, "bare JAX does it as well"
+    patched = python("-m", "jaxcompat", "run", "aot.py", case)
+    assert patched.returncode == 0, patched.stderr
+
+
+@needs_execution_devices
+@pytest.mark.parametrize("case", aot_cases("UNTOUCHED"))
+def test_aot_untouched(python: Python, case: str) -> None:
+    bare = python("aot.py", case, JAXCOMPAT_DISABLE="1")
+    assert bare.returncode == 0, bare.stderr
+    patched = python("-m", "jaxcompat", "run", "aot.py", case)
+    assert patched.returncode == 0, patched.stderr
