@@ -546,13 +546,15 @@ def _tell_late(originals: dict[str, Any]) -> None:
 
 
 def _tell_unlisted(records: list[_Record]) -> None:
-    ids = ", ".join(record.patch.id for record in records)
+    names = dict.fromkeys(
+        name for record in records for name in versions.distributions(record.patch.affected)
+    )
     _logger.warning(
-        "%s. Not applied, since nobody has proven them there: %s. If an error that they mend "
-        "shows (`python -m jaxcompat explain ID`), %s=ID applies one; %s=ID silences this. A "
-        "newer jaxcompat may know these versions.",
-        records[0].reason,
-        ids,
+        "%s: newer than what was proven, or of unknown version. Not applied, since nobody has "
+        "run them there: %s. If what one of them mends shows up (`python -m jaxcompat explain "
+        "ID`), %s=ID applies it; %s=ID silences this. A newer jaxcompat may know these versions.",
+        _installed.describe(names),
+        ", ".join(record.patch.id for record in records),
         settings.FORCE,
         settings.DISABLE,
     )
@@ -569,12 +571,14 @@ def _complaint(record: _Record) -> str:
 
 
 def _outside() -> int:
-    """Return the stacklevel of the first caller outside jaxcompat and the import system."""
+    """Return the stacklevel of the first caller outside jaxcompat."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not (name.split(".")[0] in ("jaxcompat", "contextlib") or "importlib" in name):
-            return level
-        frame, level = frame.f_back, level + 1
-    return 2
+        file = frame.f_code.co_filename
+        if not ("importlib" in file and "_bootstrap" in file):  # warnings.warn does not count those
+            if frame.f_globals.get("__name__", "").split(".")[0] not in ("jaxcompat", "contextlib"):
+                return level
+            level += 1
+        frame = frame.f_back
+    return level

@@ -92,7 +92,7 @@ def make_checkpointer(name: str) -> ocp.Checkpointer:
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def merge_compilations(path: pathlib.Path, rows: int, with_mesh: bool, rank: int) -> int:
+def merge_compilations(path: pathlib.Path, rows: int, context: Mesh | None, rank: int) -> int:
     mesh = make_mesh()
     # A leaf with replicas would not be saved by every release.
     value = np.arange(1, 4 * rows + 1, dtype=np.float32).reshape(rows, 4)
@@ -107,7 +107,7 @@ def merge_compilations(path: pathlib.Path, rows: int, with_mesh: bool, rank: int
     logger = logging.getLogger("jax")
     logger.addHandler(compilations)
     try:
-        with set_mesh(mesh) if with_mesh else contextlib.nullcontext():
+        with contextlib.nullcontext() if context is None else set_mesh(context):
             restored = make_checkpointer(f"restore{rows}").restore(
                 path, args=ocp.args.PyTreeRestore(restore_args={"kernel": restore_args})
             )
@@ -124,8 +124,8 @@ def restore(directory: pathlib.Path, rank: int) -> None:
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     jax.config.update("jax_log_compiles", True)
     # Each restore has a shape of its own, which no earlier one has compiled.
-    without = merge_compilations(directory / "without", 24, False, rank)
-    under = merge_compilations(directory / "under", 32, True, rank)
+    without = merge_compilations(directory / "without", 24, None, rank)
+    under = merge_compilations(directory / "under", 32, make_mesh(), rank)
     jax.config.update("jax_log_compiles", False)
     print(f"rank {rank}: merge compiled {without} times without a mesh, {under} under one")
     if not without:
