@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import pathlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--show", action="store_true", help="also print what the programs printed")
     check.add_argument("--json", action="store_true")
     check.set_defaults(command=_check)
+
+    matrix = commands.add_parser(
+        "matrix", help="the pairs of releases that prove the ranges, or what was recorded there"
+    )
+    matrix.add_argument("ids", metavar="ID", nargs="*", help="patches to prove (all)")
+    matrix.add_argument("--json", action="store_true")
+    matrix.add_argument(
+        "--results",
+        metavar="DIRECTORY",
+        help="hold the results recorded there against the ranges, and print COMPAT_MATRIX.md",
+    )
+    matrix.set_defaults(command=_matrix)
 
     run = commands.add_parser(
         "run",
@@ -107,7 +120,11 @@ def _check(options: argparse.Namespace) -> int:
         print(f"[{number}/{len(ids)}] {patch_id} ...", file=sys.stderr, flush=True)
         checks.append(canary.check(patch_id, installed))
     if options.json:
-        print(json.dumps([dataclasses.asdict(one) for one in checks], indent=2))
+        found = {
+            "versions": {name: installed[name] for name in CEILING},
+            "checks": [dataclasses.asdict(one) for one in checks],
+        }
+        print(json.dumps(found, indent=2))
     else:
         print(f"jaxcompat {jaxcompat.__version__}: {installed.describe(CEILING)}\n")
         width = max(len(one.id) for one in checks)
@@ -118,6 +135,32 @@ def _check(options: argparse.Namespace) -> int:
                     outcome = "works" if run.passed else "fails"
                     print(f"\n{title} jaxcompat it {outcome} ({run.seconds:.1f} s):\n{run}\n")
     return 0 if all(one.fine for one in checks) else 1
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from jaxcompat import matrix
+
+    patches = [engine.find(patch_id) for patch_id in options.ids] or list(catalogue().values())
+    if options.results is None:
+        cells = matrix.cells(patches)
+        print(matrix.as_json(cells) if options.json else "\n".join(cell.name for cell in cells))
+        return 0
+    recorded = matrix.proofs(pathlib.Path(options.results))
+    print(matrix.render(recorded), end="")
+    wrong = [
+        sentence
+        for patch in patches
+        for sentence in (
+            *matrix.contradictions(patch.id, patch.affected, recorded.get(patch.id, ())),
+            *(
+                f"{patch.id}: no result for {name}"
+                for name in matrix.unproven(patch, recorded.get(patch.id, ()))
+            ),
+        )
+    ]
+    for sentence in wrong:
+        print(sentence, file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def _indented(text: str) -> str:

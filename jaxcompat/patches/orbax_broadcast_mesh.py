@@ -34,7 +34,7 @@ PATCH = Patch(
         "nothing is done."
     ),
     until="an Orbax release that broadcasts under its own mesh; none does up to 0.12.8.",
-    affected=({"orbax-checkpoint": ">=0.11.26", "jax": ">=0.6.0"},),
+    affected=({"orbax-checkpoint": ">=0.11.0", "jax": ">=0.6.0"},),
     sites=(
         Site(
             "orbax.checkpoint._src.multihost.multislice:broadcast_one_replica_to_all",

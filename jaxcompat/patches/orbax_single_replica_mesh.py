@@ -15,8 +15,6 @@ from __future__ import annotations
 from jaxcompat.mesh import scoped, scoped_coroutine
 from jaxcompat.patch import Patch, Site
 
-_BROADCAST = ("in_tree", "global_mesh", "replica_axis_index", "is_source")
-
 PATCH = Patch(
     id="orbax-single-replica-mesh",
     symptom=(
@@ -40,13 +38,7 @@ PATCH = Patch(
         {"orbax-checkpoint": ">=0.11.40", "jax": ">=0.6.0,<0.7.1"},
     ),
     sites=(
-        # To 0.11.25 the replica axis is added by a closure inside the broadcast.
-        Site(
-            "orbax.checkpoint._src.multihost.multislice:broadcast_one_replica_to_all",
-            scoped,
-            relies_on=_BROADCAST,
-            where={"orbax-checkpoint": "<0.11.26"},
-        ),
+        # To 0.11.25 a closure inside the broadcast adds the replica axis: orbax-broadcast-mesh.
         Site(
             "orbax.checkpoint._src.multihost.multislice:_globalize_single_replica_arrays",
             scoped,
