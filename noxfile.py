@@ -66,7 +66,8 @@ def tests(session: nox.Session, jax: str, orbax: str) -> None:
     shutil.rmtree(away, ignore_errors=True)
     away.mkdir(parents=True)
     shutil.copytree("tests", away / "tests")
-    shutil.copy("pyproject.toml", away)
+    for name in ("pyproject.toml", "COMPAT_MATRIX.md"):
+        shutil.copy(name, away)
     cell = (str(session.python), jax, orbax)
     suites = ["tests/pair"] + (["tests/unit"] if cell in UNIT.values() else [])
     session.chdir(away)

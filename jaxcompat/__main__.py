@@ -20,7 +20,10 @@ from jaxcompat.versions import CEILING, Installed, describe
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 fine, 1 the answer is no, 2 wrong use."""
     parser = _parser()
-    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        return _run(parser, arguments[1:])  # what follows is the program's, down to each `--`
+    options = parser.parse_args(arguments)
     try:
         code: int = options.command(options)
     except jaxcompat.JaxcompatError as error:
@@ -66,15 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     matrix.set_defaults(command=_matrix)
 
-    run = commands.add_parser(
+    commands.add_parser(
         "run",
         help="run a program as if `import jaxcompat` were its first line",
         usage="%(prog)s SCRIPT [ARG ...]  or  %(prog)s -m MODULE [ARG ...]",
     )
-    run.add_argument("-m", dest="module", action="store_true", help="TARGET is a module")
-    run.add_argument("target", metavar="TARGET", help="a script's path, or a module's name")
-    run.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER)
-    run.set_defaults(command=_run)
     return parser
 
 
@@ -179,14 +178,20 @@ def _indented(text: str) -> str:
     )
 
 
-def _run(options: argparse.Namespace) -> int:
-    sys.argv[:] = [options.target, *options.arguments]
-    if options.module:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(options.target, run_name="__main__", alter_sys=True)
+def _run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    as_module = arguments[:1] == ["-m"]
+    target, *rest = arguments[as_module:] or [""]
+    if not target or target.startswith("-"):
+        parser.error("run takes SCRIPT [ARG ...] or -m MODULE [ARG ...]")
+    if not as_module and not os.path.exists(target):
+        parser.error(f"can't open {target!r}: there is no such file")
+    sys.argv[:] = [target, *rest]
+    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+        sys.path[0] = os.getcwd() if as_module else os.path.dirname(os.path.abspath(target))
+    if as_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(options.target))
-        runpy.run_path(options.target, run_name="__main__")
+        runpy.run_path(target, run_name="__main__")
     return 0
 
 

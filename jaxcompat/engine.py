@@ -37,6 +37,9 @@ State = Literal[
     "reverted",
 ]
 
+_TRIED = ("armed", "applied", "drifted", "failed")
+"""Where the patch is for these versions: a copy is patched whatever became of JAX's own code."""
+
 _logger = logging.getLogger("jaxcompat")
 _ABSENT: Any = object()
 
@@ -97,10 +100,13 @@ class _Slot:
         value = self.original
         for patch_id in catalogue():
             if patch_id in self.wraps:
-                value = self.wraps[patch_id].wrap(value)
+                wrapped = self.wraps[patch_id].wrap(value)
+                if inspect.iscoroutinefunction(wrapped) != inspect.iscoroutinefunction(value):
+                    raise _Drifted(f"{self.wraps[patch_id].target} is awaited no more, or only now")
+                value = wrapped
         if self.wraps or self.own:
             setattr(self.owner, self.name, value)
-        else:
+        elif self.name in vars(self.owner):
             delattr(self.owner, self.name)  # a copy of the inherited one would shadow it
         self.ours = value if self.wraps else _ABSENT
 
@@ -114,8 +120,6 @@ _lock = threading.RLock()
 _slots: dict[str, _Slot] = {}
 _copies: dict[str, list[Site]] = {}
 _hooked: set[str] = set()
-_told: set[str] = set()
-"""Targets whose late holders were named: once is enough, and a walk through all modules."""
 _installed = versions.Installed()
 
 
@@ -130,9 +134,12 @@ def _records() -> dict[str, _Record]:
 def arm() -> None:
     """Decide on every patch, and put in place what waits for an import; run once, at import."""
     switches = settings.read(catalogue())
-    for problem in switches.problems:
+    records = list(_records().values())
+    originals = _originals(records)
+    _start(records, switches)
+    _tell_late({target: found for target, found in originals.items() if target in _slots})
+    for problem in switches.problems:  # at the end: a warning may be made an error
         warnings.warn(problem, JaxcompatWarning, stacklevel=_outside())
-    _start(list(_records().values()), switches)
 
 
 def status() -> tuple[PatchStatus, ...]:
@@ -151,7 +158,7 @@ def apply(*ids: str) -> None:
     JaxcompatError
         If there is no patch of that id.
     """
-    todo = [record for record in _named(ids) if record.state != "applied" or _is_lost(record)]
+    todo = [record for record in _named(ids) if record.state != "applied" or not _is_whole(record)]
     _start(todo, settings.read(catalogue()))
 
 
@@ -169,7 +176,7 @@ def revert(*ids: str) -> None:
     stuck: list[str] = []
     for record in _named(ids):
         with _lock:
-            if record.state not in ("applied", "armed"):
+            if not _is_active(record):
                 continue
             held = _undo(record)
             record.waiting.clear()
@@ -196,7 +203,7 @@ def disabled(*ids: str) -> Iterator[None]:
     JaxcompatError
         If there is no patch of that id.
     """
-    active = [r.patch.id for r in _named(ids) if r.state in ("applied", "armed")]
+    active = [record.patch.id for record in _named(ids) if _is_active(record)]
     if active:
         revert(*active)
     try:
@@ -233,10 +240,11 @@ def patch_unpickler(target: str) -> None:
             known = {site.target for site in _all_sites(record.patch)}
             new = [s for s in record.patch.copies(module, name) if s.target not in known]
             _copies.setdefault(record.patch.id, []).extend(new)
-            if record.state in ("applied", "armed"):
+            if record.state in _TRIED:
                 record.sites.extend(new)
                 todo.append(record)
-    _visit({module}, todo)
+    if todo:
+        _visit({module}, todo)
 
 
 def find(patch_id: str) -> Patch:
@@ -290,7 +298,6 @@ def _decide(patch: Patch, switches: settings.Settings) -> tuple[State, str]:
 
 def _visit(modules: set[str], records: list[_Record]) -> None:
     """Patch what is imported, now, and hook what is not."""
-    late: dict[str, Any] = {}
     for name in sorted(modules):
         module = sys.modules.get(name)
         if module is None:
@@ -299,14 +306,14 @@ def _visit(modules: set[str], records: list[_Record]) -> None:
                 wrapt.register_post_import_hook(functools.partial(_imported, name), name)
         elif getattr(getattr(module, "__spec__", None), "_initializing", False):
             # Its import is under way around us; wrapt would call the hook at once, too early.
+            reason = f"{name} was half imported; call jaxcompat.apply() afterwards"
             for record in records:
-                if name in record.waiting:
-                    record.reason = f"{name} was half imported; call jaxcompat.apply() afterwards"
-                    _logger.warning("%s is not applied: %s", record.patch.id, record.reason)
+                if any(site.module == name for site in record.sites):
+                    if name in record.waiting:
+                        record.reason = reason
+                    _logger.warning("%s is not applied: %s", record.patch.id, reason)
         else:
-            late.update(_originals(records, name, module))
             _imported(name, module)
-    _tell_late(late)
 
 
 def _imported(name: str, module: Any) -> None:
@@ -324,7 +331,7 @@ def _imported(name: str, module: Any) -> None:
     for record in _records().values():
         sites = [site for site in record.sites if site.module == name]
         own = [site for site in sites if not site.copy]
-        if record.state not in ("armed", "applied") or not sites:
+        if record.state not in _TRIED or not sites:
             continue
         if switches.disables(record.patch.id):
             if record.state == "armed":
@@ -378,9 +385,9 @@ def _progress(record: _Record, name: str) -> None:
 
 
 def _settle(record: _Record, state: State, reason: str, trace: str = "") -> None:
-    """Take the patch off wherever it is, and say what became of it."""
+    """Take the patch off wherever it is, but for copies, and say what became of it."""
     with _lock:
-        _undo(record)
+        _undo(record, copies=False)
         record.waiting.clear()
         record.state, record.reason, record.traceback = state, reason, trace
 
@@ -396,6 +403,8 @@ def _owner(site: Site, module: Any) -> Any:
         if part not in vars(owner):
             raise _Drifted(f"{site.module} has no {part}; {site.target} was expected")
         owner = vars(owner)[part]
+        if not isinstance(owner, type):
+            raise _Drifted(f"{part} is no class in {site.module}; {site.target} was expected")
     return owner
 
 
@@ -440,11 +449,12 @@ def _put(patch_id: str, site: Site, module: Any) -> None:
         slot.compose()
 
 
-def _undo(record: _Record) -> list[str]:
+def _undo(record: _Record, *, copies: bool = True) -> list[str]:
     """Take the patch off its sites; return the targets that someone else has wrapped since."""
     held = []
     for target, slot in list(_slots.items()):
-        if record.patch.id not in slot.wraps:
+        site = slot.wraps.get(record.patch.id)
+        if site is None or (site.copy and not copies):
             continue
         current = vars(slot.owner).get(slot.name, _ABSENT)
         if current is slot.ours:
@@ -459,18 +469,29 @@ def _undo(record: _Record) -> list[str]:
     return held
 
 
-def _is_lost(record: _Record) -> bool:
-    """Return whether a target was replaced under the patch, as a reload of its module does."""
-    for slot in _slots.values():
-        site = slot.wraps.get(record.patch.id)
-        if site is not None and site.module in sys.modules:
+def _is_active(record: _Record) -> bool:
+    return record.state in ("applied", "armed") or any(
+        record.patch.id in slot.wraps for slot in _slots.values()
+    )
+
+
+def _is_whole(record: _Record) -> bool:
+    """Return whether the patch is on all of its targets that are imported.
+
+    It is not after a reload of a module, or where `revert` could undo only some.
+    """
+    for site in record.sites:
+        if site.module in sys.modules:
+            slot = _slots.get(site.target)
             try:
                 _, target, _ = _find(site, sys.modules[site.module])
             except _Drifted:
-                return True
+                return False
+            if slot is None or record.patch.id not in slot.wraps:
+                return False
             if not _is_beneath(slot.ours, target):
-                return True
-    return False
+                return False
+    return True
 
 
 def _is_beneath(ours: Any, current: Any) -> bool:
@@ -513,19 +534,19 @@ def _status(record: _Record) -> PatchStatus:
     )
 
 
-def _originals(records: list[_Record], name: str, module: Any) -> dict[str, Any]:
-    """Return the module-level functions that are about to be replaced, by target."""
+def _originals(records: list[_Record]) -> dict[str, Any]:
+    """Return the module-level targets of modules that are imported already, as they are."""
     return {
-        site.target: vars(module)[site.path[0]]
+        site.target: vars(sys.modules[site.module])[site.path[0]]
         for record in records
-        for site in record.sites
-        if site.module == name and len(site.path) == 1 and site.path[0] in vars(module)
-        if site.target not in _told
+        for site in record.patch.sites
+        if len(site.path) == 1
+        and site.module in sys.modules
+        and site.path[0] in vars(sys.modules[site.module])
     }
 
 
 def _tell_late(originals: dict[str, Any]) -> None:
-    _told.update(originals)
     held = []
     modules: dict[str, Any] = dict(sys.modules) if originals else {}
     for name, module in modules.items():

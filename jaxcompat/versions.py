@@ -128,18 +128,20 @@ def disagreement(names: Iterable[str], installed: Installed) -> str | None:
     """Return a sentence when the loaded code is of another version than the metadata says.
 
     Editable installs and a second copy earlier on `sys.path` do that; the ranges then speak of
-    code that is not running. Local segments (``+cuda12``) are not compared. To be called once
-    the distribution is being imported: its version module is imported where it is not yet.
+    code that is not running. Local segments (``+cuda12``) are not compared. A distribution that
+    is not being imported has no say; of one that is, the version module is imported where it is
+    not yet.
     """
     for name in names:
-        module_name = _VERSION_MODULES.get(name)
-        if module_name is None:
+        module_name = _VERSION_MODULES.get(name, "")
+        if module_name.rpartition(".")[0] not in sys.modules:
             continue
         try:
             module = sys.modules.get(module_name) or importlib.import_module(module_name)
             loaded = str(vars(module)["__version__"])
             same = Version(loaded).public == Version(installed[name] or "").public
-        except (ImportError, KeyError, InvalidVersion) as error:
+        # It may be anything that somebody put there, and must not break the user's import.
+        except Exception as error:
             return (
                 f"the loaded {name} does not tell its version as {module_name}.__version__ "
                 f"({type(error).__name__}: {error})"

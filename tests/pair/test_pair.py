@@ -56,9 +56,11 @@ def test_canary_patched(patch_id: str) -> None:
 
 @pytest.mark.parametrize("patch_id", [i for i in catalogue() if STATE[i] == "affected"])
 def test_switched_off_it_bites_again(patch_id: str) -> None:
-    run = canary.run(
-        canary.path(patch_id), patched=True, environment={"JAXCOMPAT_DISABLE": patch_id}
-    )
+    off = patch_id
+    if patch_id == "orbax-single-replica-mesh" and Version("0.12.7") <= ORBAX:
+        # All that is left of its fault lies within the broadcast there, which the other mends too.
+        off += ",orbax-broadcast-mesh"
+    run = canary.run(canary.path(patch_id), patched=True, environment={"JAXCOMPAT_DISABLE": off})
     assert not run.passed
     assert UPSTREAM_SAYS[patch_id] in str(run), run
 
