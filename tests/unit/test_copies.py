@@ -131,6 +131,9 @@ OTHER_COPIES = {
     "no unpickler": COPY.replace("(pickle.Unpickler)", "").replace("(file)", "()"),
     "gone": COPY.replace("Unpickler", "Other").replace("pickle.Other", "pickle.Unpickler"),
     "a function": COPY + "\n    def Unpickler(file, backend, execution_devices): ...\n",
+    "with a load that is awaited": COPY.replace(
+        "    COPY =", "        async def load(self):\n            return 1\n\n    COPY ="
+    ),
     "None": COPY + "\n    Unpickler = None\n",
 }
 
@@ -148,7 +151,7 @@ def test_a_copy_that_is_none_is_left_alone_and_jaxs_own_stays_patched(
         tell(
             own=is_original(aot, "_JaxPjrtUnpickler.__init__"),
             copy=copy.__init__ is pkg.mod.ORIGINALS[f"{copy.__name__}.__init__"],
-            shadowed="load" in vars(copy),
+            shadowed=hasattr(vars(copy).get("load"), "__wrapped__"),
         )
     """)
     assert not told["own"]
@@ -274,6 +277,21 @@ def test_a_copy_named_while_the_patch_was_off_is_mended_when_it_is_applied(
         environment={"JAXCOMPAT_DISABLE": BACKEND},
     )
     assert told["ok"]
+
+
+def test_switched_off_after_the_copy_was_mended_takes_the_copy_along(toy_site: MakeSite) -> None:
+    told = toy_site(files=FILES).run("""
+        import os
+        import jaxcompat
+        jaxcompat.patch_unpickler("pkg.mod:Unpickler")
+        import pkg.mod
+        os.environ["JAXCOMPAT_DISABLE"] = BACKEND
+        load(AOT)
+        tell(original=is_original(pkg.mod, "Unpickler.__init__"))
+    """)
+    assert told.states[BACKEND] == "disabled"
+    assert told["original"]
+    assert told.status[BACKEND]["patched"] == []
 
 
 NAMES_ITSELF = f"""{COPY}

@@ -143,6 +143,20 @@ def test_a_late_drift_is_told_as_drift_and_not_as_being_late(toy_site: MakeSite)
     assert told.warned == []
 
 
+@pytest.mark.parametrize("module", ["MULTISLICE", "AOT", "TYPE_HANDLERS"])
+def test_a_module_that_is_blocked_in_sys_modules_is_no_hindrance(
+    affected: ToySite, module: str
+) -> None:
+    """None there is Python's own way to say that a module must not be imported."""
+    told = affected.run(f"""
+        sys.modules[{module}] = None
+        import jaxcompat
+        jaxcompat.apply()
+        tell(wrapped=not is_original(load(HANDLERS), "_single_replica_deserialize_and_broadcast"))
+    """)
+    assert told["wrapped"]
+
+
 # --- half imported -----------------------------------------------------------------------------
 
 HALF_IMPORTED = {

@@ -576,6 +576,26 @@ def test_disabled_ends_when_its_body_raises(affected: ToySite) -> None:
     assert told["after"] == NEVER_PATCHED
 
 
+def test_disabled_that_fails_at_once_costs_no_patch(affected: ToySite) -> None:
+    """Warnings may be errors, and one of a wrapper on top ends it before its body."""
+    told = affected.run(
+        APPLIED,
+        FOREIGN,
+        """
+        import warnings
+        multislice.broadcast_one_replica_to_all = foreign(multislice.broadcast_one_replica_to_all)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                with jaxcompat.disabled():
+                    tell(body=True)
+            except jaxcompat.JaxcompatWarning:
+                tell(after=originals())
+        """,
+    )
+    assert told.facts == {"after": NEVER_PATCHED}
+
+
 def test_an_import_within_disabled_is_patched_after_it(affected: ToySite) -> None:
     told = affected.run("""
         import jaxcompat
