@@ -26,7 +26,7 @@ nox.options.sessions = ["lint", "tests"]
 SEED = ("3.11", "0.9.0", "0.11.33")
 CELLS = [
     # Python, JAX, Orbax: the seed pair on its oldest Python and on 3.12, then a pair of each other
-    # shape of the code, and the corners of the affected rectangles. Unit tests run once a Python.
+    # shape of the code. Unit tests run once a Python. The bounds are the matrix's business.
     SEED,
     ("3.12", "0.9.0", "0.11.33"),
     ("3.10", "0.6.2", "0.11.25"),  # a closure adds the replica axis; the handler's method awaits
@@ -34,8 +34,6 @@ CELLS = [
     ("3.11", "0.9.0", "0.11.31"),  # a function of the module awaits; a jitted expand_dims
     ("3.11", "0.6.0", "0.11.40"),  # mended upstream, but not for this JAX; no execution_devices
     ("3.11", "0.7.0", "0.12.8"),  # the last JAX for which it is not; the merge compiled ahead
-    ("3.11", "0.7.1", "0.11.40"),  # the first pair with that mend
-    ("3.12", "0.11.2", "0.12.6"),  # the last that compiles nothing ahead
     ("3.13", "0.12.0.1", "0.12.8"),  # the newest of all
 ]
 UNIT = {"3.11": SEED, "3.12": CELLS[1], "3.10": CELLS[2], "3.13": CELLS[-1]}

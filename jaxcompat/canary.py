@@ -1,13 +1,16 @@
 """Runs canaries in fresh interpreters, bare and patched, and gives the verdict.
 
 A canary (`jaxcompat/canaries/`) is an ordinary program that knows nothing of jaxcompat and exits
-0 only if the incompatibility does not bite. It says with a literal ``PROCESSES`` how many of it
-belong together; each is started as ``python canary.py RANK COORDINATOR DIRECTORY``.
+0 only if the incompatibility does not bite. It says with the literals ``PROCESSES`` and
+``DEVICES`` (1 and 8 where it does not) how many of it belong together and on how many devices in
+all; each is started as ``python canary.py RANK COORDINATOR DIRECTORY``. The devices are the default
+platform's where it has enough of them, and virtual CPU devices otherwise.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import signal
 import socket
@@ -23,8 +26,7 @@ from typing import Literal
 from jaxcompat import settings, versions
 from jaxcompat.patch import catalogue
 
-DEVICES = 8
-"""Virtual CPU devices of a canary, over all of its processes."""
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _GRACE = 15.0
 """Seconds that the other processes get to end by themselves once one has failed."""
 
@@ -106,13 +108,56 @@ def path(patch_id: str) -> Path:
     return Path(__file__).parent / "canaries" / f"{patch_id.replace('-', '_')}.py"
 
 
-def processes(program: Path) -> int:
-    """Return how many processes a canary takes: its literal ``PROCESSES``, read, not run."""
+def literal(program: Path, name: str, otherwise: int) -> int:
+    """Return the integer that a canary assigns to `name` at its top: read, not run."""
     for node in ast.parse(program.read_text(encoding="utf-8")).body:
         match node:
-            case ast.Assign(targets=[ast.Name(id="PROCESSES")], value=ast.Constant(value=int(n))):
-                return n
-    return 1
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Constant(value=int(number))):
+                if found == name:
+                    return number
+    return otherwise
+
+
+@functools.cache
+def accelerators() -> tuple[str, int]:
+    """Return the default platform and how many devices of it this process's children would have.
+
+    Asked in a child process: JAX is not imported here, and no device is held.
+    """
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        return "cpu", 0
+    ask = "import jax; d = jax.local_devices(); print(d[0].platform, len(d))"
+    environment = {**os.environ, settings.DISABLE: "1"}
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, env=environment, check=False
+    )
+    match answer.stdout.split():
+        case [platform, count] if answer.returncode == 0:
+            return platform, int(count)
+    return "cpu", 0
+
+
+def device_variables(program: Path, platform: str, available: int) -> list[dict[str, str]]:
+    """Return, for each process of a canary, the variables that give it its devices.
+
+    Parameters
+    ----------
+    program
+        The canary's file.
+    platform, available
+        The default platform, and how many devices of it there are.
+    """
+    processes, devices = literal(program, "PROCESSES", 1), literal(program, "DEVICES", 8)
+    each = devices // processes
+    if platform != "cpu" and available >= devices and processes == 1:
+        return [{}]
+    if platform == "gpu" and available >= devices:
+        listed = next((os.environ[name] for name in _GPU_VARIABLES if os.environ.get(name)), "")
+        names = listed.split(",") if listed else [str(number) for number in range(available)]
+        shares = [",".join(names[rank * each : (rank + 1) * each]) for rank in range(processes)]
+        return [dict.fromkeys(_GPU_VARIABLES, share) for share in shares]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={each}"
+    return [{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}] * processes
 
 
 def run(
@@ -135,22 +180,19 @@ def run(
     environment
         Variables to set on top of this process's; the switches are cleared before.
     """
-    count = processes(program)
+    devices = device_variables(program, *accelerators())
     start = [sys.executable, "-m", "jaxcompat", "run"] if patched else [sys.executable]
-    child_environment = {
+    inherited = {
         **{k: v for k, v in os.environ.items() if not k.startswith("JAXCOMPAT_")},
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // count}",
         # For a bare run nothing may bring jaxcompat in by another way, such as sitecustomize.
         settings.DISABLE: "" if patched else "1",
-        **(environment or {}),
     }
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jaxcompat-") as scratch:
         shared = Path(scratch, "shared")
         shared.mkdir()
         coordinator = f"127.0.0.1:{_free_port()}"
-        logs = [Path(scratch, f"output-{rank}") for rank in range(count)]
+        logs = [Path(scratch, f"output-{rank}") for rank in range(len(devices))]
         children: list[subprocess.Popen[bytes]] = []
         try:
             for rank, log in enumerate(logs):
@@ -161,7 +203,7 @@ def run(
                             stdin=subprocess.DEVNULL,
                             stdout=output,
                             stderr=subprocess.STDOUT,
-                            env=child_environment,
+                            env={**inherited, **devices[rank], **(environment or {})},
                             start_new_session=True,
                         )
                     )

@@ -3,7 +3,7 @@
 The devices say where the program shall run, and still `deserialize_and_load` and its unpickler
 want the same client a second time: "Execution devices belong to a client other than `backend`".
 
-By hand, with JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8:
+By hand, with JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=1:
     python jax_aot_backend.py 0 127.0.0.1:9876 /tmp/empty
 """
 
@@ -17,6 +17,7 @@ from jax._src.lib import xla_client
 from jax.experimental import serialize_executable
 
 PROCESSES = 1
+DEVICES = 1
 
 
 def other_client(device: jax.Device) -> Any:

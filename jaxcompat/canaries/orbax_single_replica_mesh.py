@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.multihost import multislice
 
 PROCESSES = 2
+DEVICES = 8
 
 AXES = ("replica", "data")
 MEMORY_LIMIT = 2**20

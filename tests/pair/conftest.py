@@ -12,6 +12,7 @@ import pytest
 
 from jaxcompat import canary
 
+os.environ["JAX_PLATFORMS"] = "cpu"  # the tests are about CPU devices, wherever they run
 PROGRAMS = Path(__file__).parent / "programs"
 
 

@@ -29,7 +29,7 @@ def _program(tmp_path: Path, source: str) -> Path:
 def test_how_many_processes_is_read_and_not_run(
     tmp_path: Path, source: str, processes: int
 ) -> None:
-    assert canary.processes(_program(tmp_path, source)) == processes
+    assert canary.literal(_program(tmp_path, source), "PROCESSES", 1) == processes
 
 
 @pytest.mark.parametrize("patched", [True, False])
@@ -63,7 +63,7 @@ def test_each_process_gets_its_rank_a_coordinator_and_one_directory(tmp_path: Pa
     assert first[1:] == second[1:]
     assert first[1].startswith("127.0.0.1:")
     assert first[3] is True
-    assert first[4] == f"--xla_force_host_platform_device_count={canary.DEVICES // 2}"
+    assert first[4] == "--xla_force_host_platform_device_count=4"
 
 
 @pytest.mark.parametrize(("patched", "disable"), [(True, ""), (False, "1")])
@@ -128,3 +128,43 @@ def test_when_one_process_has_failed_the_others_are_not_waited_for_to_the_limit(
 def test_output_that_is_no_text_is_kept(tmp_path: Path) -> None:
     program = _program(tmp_path, r"import os; os.write(1, b'\xff!\n')")
     assert canary.run(program, patched=False).outputs == ("\ufffd!\n",)
+
+
+TWO_ON_EIGHT = "PROCESSES = 2\nDEVICES = 8"
+
+
+@pytest.mark.parametrize(
+    ("source", "platform", "available", "expected"),
+    [
+        ("DEVICES = 1", "gpu", 1, [{}]),
+        ("", "tpu", 8, [{}]),
+        ("", "gpu", 7, None),
+        (TWO_ON_EIGHT, "gpu", 8, ["0,1,2,3", "4,5,6,7"]),
+        (TWO_ON_EIGHT, "gpu", 4, None),
+        (TWO_ON_EIGHT, "tpu", 8, None),
+        ("DEVICES = 1", "cpu", 1, None),
+    ],
+)
+def test_devices_are_the_default_platforms_where_it_has_enough(
+    tmp_path: Path, source: str, platform: str, available: int, expected: list[object] | None
+) -> None:
+    found = canary.device_variables(_program(tmp_path, source), platform, available)
+    if expected is None:
+        processes = canary.literal(_program(tmp_path, source), "PROCESSES", 1)
+        each = canary.literal(_program(tmp_path, source), "DEVICES", 8) // processes
+        assert [share["JAX_PLATFORMS"] for share in found] == ["cpu"] * processes
+        assert all(
+            share["XLA_FLAGS"].endswith(f"--xla_force_host_platform_device_count={each}")
+            for share in found
+        )
+    else:
+        assert [share.get("CUDA_VISIBLE_DEVICES", {}) for share in found] == expected
+
+
+def test_gpus_are_shared_out_of_those_that_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9,a,b")
+    program = _program(tmp_path, "PROCESSES = 2\nDEVICES = 4")
+    shares = [share["CUDA_VISIBLE_DEVICES"] for share in canary.device_variables(program, "gpu", 4)]
+    assert shares == ["8,9", "a,b"]

@@ -143,7 +143,7 @@ def test_a_late_drift_is_told_as_drift_and_not_as_being_late(toy_site: MakeSite)
     assert told.warned == []
 
 
-@pytest.mark.parametrize("module", ["MULTISLICE", "AOT", "TYPE_HANDLERS"])
+@pytest.mark.parametrize("module", ["MULTISLICE", "AOT"])
 def test_a_module_that_is_blocked_in_sys_modules_is_no_hindrance(
     affected: ToySite, module: str
 ) -> None:
