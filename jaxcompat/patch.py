@@ -42,7 +42,7 @@ class Patch:
 
     id: str
     symptom: str
-    """What the user sees, in the user's words, with the error's own text."""
+    """What the user sees, in the user's words; the error's own text in quotes, first."""
     cause: str
     mend: str
     """What the patch does, and what it leaves alone."""
