@@ -6,7 +6,7 @@ Orbax is imported here. ``python -m jaxcompat`` says what is done and why; ``JAX
 (or a list of ids) undoes it from outside.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from jaxcompat.engine import (
     JaxcompatError,
@@ -32,10 +32,16 @@ __all__ = [
     "status",
 ]
 
-try:
-    __version__ = version("jaxcompat")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+unknown"
-
 arm()
 del arm
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:  # asked for when it is wanted: a look-up in every job would be for nobody
+        return version("jaxcompat")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+unknown"

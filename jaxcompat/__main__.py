@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _status(options: argparse.Namespace) -> int:
     found = jaxcompat.status()
     if options.json:
-        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+        print(json.dumps([one._asdict() for one in found], indent=2))
         return 0
     print(f"jaxcompat {jaxcompat.__version__}: {Installed().describe(CEILING)}\n")
     width = max(len(one.id) for one in found)

@@ -16,9 +16,8 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Collection, Iterator
+from typing import Any, Literal, NamedTuple
 
 import wrapt
 
@@ -52,8 +51,7 @@ class JaxcompatError(RuntimeError):
     """Wrong use of jaxcompat; with JAXCOMPAT_STRICT, also a patch that is drifted or failed."""
 
 
-@dataclass(frozen=True)
-class PatchStatus:
+class PatchStatus(NamedTuple):
     """What became of one patch in this process.
 
     ``state`` is one of disabled, absent, unaffected, unlisted, armed, applied, drifted, failed,
@@ -72,29 +70,27 @@ class PatchStatus:
     traceback: str = ""
 
 
-@dataclass
 class _Record:
-    patch: Patch
-    state: State = "reverted"
-    reason: str = "not applied yet"
-    traceback: str = ""
-    forced: bool = False
-    sites: list[Site] = field(default_factory=list)
-    """The sites that exist in the installed versions; copies included."""
-    waiting: set[str] = field(default_factory=set)
-    """The modules of the patch's own sites (not of copies) that are still to be imported."""
+    def __init__(self, patch: Patch) -> None:
+        self.patch = patch
+        self.state: State = "reverted"
+        self.reason = "not applied yet"
+        self.traceback = ""
+        self.forced = False
+        # The sites that exist in the installed versions; copies included.
+        self.sites: list[Site] = []
+        # The modules of the patch's own sites (not of copies) that are still to be imported.
+        self.waiting: set[str] = set()
 
 
-@dataclass
 class _Slot:
-    owner: Any
-    name: str
-    original: Any
-    """What was found; for an inherited attribute, what was inherited."""
-    own: bool
-    """Whether the attribute was the owner's own, and not inherited."""
-    wraps: dict[str, Site] = field(default_factory=dict)
-    ours: Any = _ABSENT
+    def __init__(self, owner: Any, name: str, original: Any, own: bool) -> None:
+        self.owner = owner
+        self.name = name
+        self.original = original  # what was found; or inherited
+        self.own = own  # whether it was the owner's own, and not inherited
+        self.wraps: dict[str, Site] = {}
+        self.ours: Any = _ABSENT
 
     def compose(self) -> None:
         value = self.original
@@ -204,9 +200,9 @@ def disabled(*ids: str) -> Iterator[None]:
         If there is no patch of that id.
     """
     active = [record.patch.id for record in _named(ids) if _is_active(record)]
-    if active:
-        revert(*active)
     try:
+        if active:
+            revert(*active)
         yield
     finally:
         if active:
@@ -335,7 +331,7 @@ def _imported(name: str, module: Any) -> None:
             continue
         if switches.disables(record.patch.id):
             if record.state == "armed":
-                _settle(record, "disabled", f"switched off by {settings.DISABLE}")
+                _settle(record, "disabled", f"switched off by {settings.DISABLE}", copies=True)
             continue
         if name in record.waiting:
             trouble = _put_all(record, own, module)
@@ -346,8 +342,11 @@ def _imported(name: str, module: Any) -> None:
             else:
                 _progress(record, name)
         for path in dict.fromkeys(site.path[:-1] for site in sites if site.copy):
-            trouble = _put_all(record, [s for s in sites if s.copy and s.path[:-1] == path], module)
+            copy = [site for site in sites if site.copy and site.path[:-1] == path]
+            trouble = _put_all(record, copy, module)
             if trouble:  # a third party's copy concerns nothing else
+                with _lock:
+                    _undo(record, {site.target for site in copy})
                 _logger.warning("%s leaves a copy alone: %s", record.patch.id, trouble[1])
     if broken and switches.strict:
         raise JaxcompatError("\n".join(_complaint(record) for record in broken))
@@ -384,10 +383,12 @@ def _progress(record: _Record, name: str) -> None:
     _logger.info("%s applied: %s", record.patch.id, record.reason)
 
 
-def _settle(record: _Record, state: State, reason: str, trace: str = "") -> None:
-    """Take the patch off wherever it is, but for copies, and say what became of it."""
+def _settle(
+    record: _Record, state: State, reason: str, trace: str = "", *, copies: bool = False
+) -> None:
+    """Take the patch off its own sites, or copies as well, and say what became of it."""
     with _lock:
-        _undo(record, copies=False)
+        _undo(record, {site.target for site in record.sites if copies or not site.copy})
         record.waiting.clear()
         record.state, record.reason, record.traceback = state, reason, trace
 
@@ -449,12 +450,14 @@ def _put(patch_id: str, site: Site, module: Any) -> None:
         slot.compose()
 
 
-def _undo(record: _Record, *, copies: bool = True) -> list[str]:
-    """Take the patch off its sites; return the targets that someone else has wrapped since."""
+def _undo(record: _Record, targets: Collection[str] | None = None) -> list[str]:
+    """Take the patch off the targets, all where none are given; return those that stay.
+
+    They stay where someone else has wrapped them since.
+    """
     held = []
     for target, slot in list(_slots.items()):
-        site = slot.wraps.get(record.patch.id)
-        if site is None or (site.copy and not copies):
+        if record.patch.id not in slot.wraps or (targets is not None and target not in targets):
             continue
         current = vars(slot.owner).get(slot.name, _ABSENT)
         if current is slot.ours:
@@ -481,10 +484,11 @@ def _is_whole(record: _Record) -> bool:
     It is not after a reload of a module, or where `revert` could undo only some.
     """
     for site in record.sites:
-        if site.module in sys.modules:
+        module = sys.modules.get(site.module)
+        if module is not None:
             slot = _slots.get(site.target)
             try:
-                _, target, _ = _find(site, sys.modules[site.module])
+                _, target, _ = _find(site, module)
             except _Drifted:
                 return False
             if slot is None or record.patch.id not in slot.wraps:
@@ -536,14 +540,12 @@ def _status(record: _Record) -> PatchStatus:
 
 def _originals(records: list[_Record]) -> dict[str, Any]:
     """Return the module-level targets of modules that are imported already, as they are."""
-    return {
-        site.target: vars(sys.modules[site.module])[site.path[0]]
-        for record in records
-        for site in record.patch.sites
-        if len(site.path) == 1
-        and site.module in sys.modules
-        and site.path[0] in vars(sys.modules[site.module])
-    }
+    found = {}
+    for site in (site for record in records for site in record.patch.sites):
+        module: Any = sys.modules.get(site.module)
+        if module is not None and len(site.path) == 1 and site.path[0] in vars(module):
+            found[site.target] = vars(module)[site.path[0]]
+    return found
 
 
 def _tell_late(originals: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from packaging.version import Version
 
 from jaxcompat.patch import Patch, catalogue
-from jaxcompat.versions import Ranges, describe, distributions, holds
+from jaxcompat.versions import Ranges, contains, describe, distributions, holds
 
 JAX, ORBAX = "jax", "orbax-checkpoint"
 SEED = ("0.9.0", "0.11.33")
@@ -54,8 +54,8 @@ class Cell:
         return f"py{self.python}-jax{self.jax}-orbax{self.orbax}"
 
     @property
-    def found(self) -> dict[str, Version]:
-        return {JAX: Version(self.jax), ORBAX: Version(self.orbax)}
+    def found(self) -> dict[str, str]:
+        return {JAX: self.jax, ORBAX: self.orbax}
 
 
 Releases = Mapping[str, Mapping[str, Sequence[str]]]
@@ -69,14 +69,14 @@ def releases() -> Releases:
     return found
 
 
-def is_affected(affected: Sequence[Ranges], found: Mapping[str, Version]) -> bool:
+def is_affected(affected: Sequence[Ranges], found: Mapping[str, str]) -> bool:
     """Return whether any range set holds."""
     return any(holds(ranges, found) for ranges in affected)
 
 
 def impossible(jax: str, orbax: str) -> str | None:
     """Return why a pair cannot be run, or None."""
-    found = {JAX: Version(jax), ORBAX: Version(orbax)}
+    found = {JAX: jax, ORBAX: orbax}
     return next((reason for ranges, reason in IMPOSSIBLE if holds(ranges, found)), None)
 
 
@@ -109,7 +109,7 @@ def cells(patches: Iterable[Patch] | None = None) -> list[Cell]:
 
 def _edges(ordered: Sequence[str], specifier: str) -> list[str]:
     """Return the last before, first inside, last inside and first after, as far as they exist."""
-    inside = [holds({"": specifier}, {"": Version(release)}) for release in ordered]
+    inside = [contains(specifier, release) for release in ordered]
     edges = []
     for index, release in enumerate(ordered):
         at_an_end = index in (0, len(ordered) - 1) and inside[index]
@@ -234,9 +234,7 @@ def _picture(patch: Patch, found: Sequence[Proof]) -> Iterator[str]:
         if orbax != "any" and impossible(jax, orbax):
             return "/"
         if proof is None:
-            # Where Orbax plays no part its version is not asked for.
-            version = Version("0" if orbax == "any" else orbax)
-            inside = is_affected(patch.affected, {JAX: Version(jax), ORBAX: version})
+            inside = is_affected(patch.affected, {JAX: jax, ORBAX: orbax})
             return "○" if inside else " "
         if not proof.works:
             return "✗"

@@ -6,14 +6,12 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcompat.versions import Ranges
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """One attribute of one module that a patch replaces."""
 
     target: str
@@ -36,8 +34,7 @@ class Site:
         return tuple(self.target.partition(":")[2].split("."))
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """One known incompatibility and its mend."""
 
     id: str

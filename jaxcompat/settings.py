@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 DISABLE = "JAXCOMPAT_DISABLE"
 FORCE = "JAXCOMPAT_FORCE"
@@ -25,8 +25,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 _YES = frozenset({"1", "true", "yes", "on", "all", "*"})
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the environment says at one moment."""
 
     off: tuple[str, ...]

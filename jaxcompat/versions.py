@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import operator
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from typing import Literal, NamedTuple
 
 Ranges = Mapping[str, str]
 """One range set: distribution -> specifier. It holds when all of them match."""
@@ -22,8 +20,7 @@ _VERSION_MODULES = {"jax": "jax.version", "orbax-checkpoint": "orbax.checkpoint.
 """Where a distribution's loaded code says its own version (plain literals, nothing else)."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a patch's ranges say of the installed versions: a value, not an exception."""
 
     state: Literal["absent", "unaffected", "unlisted", "affected"]
@@ -90,13 +87,10 @@ def judge(affected: Sequence[Ranges], installed: Installed) -> Verdict:
     missing = [name for name in names if installed[name] is None]
     if missing:
         return Verdict("absent", f"{' and '.join(missing)} not installed")
-    found: dict[str, Version] = {}
-    for name in names:
-        text = installed[name]
-        try:
-            found[name] = Version(text or "")
-        except InvalidVersion:
-            return Verdict("unlisted", f"the version of {name} is {text}: not patched")
+    found = {name: installed[name] or "" for name in names}
+    for name, version in found.items():
+        if not _is_version(version):
+            return Verdict("unlisted", f"the version of {name} is {version}: not patched")
     pair = installed.describe(names)
     holding = [ranges for ranges in affected if holds(ranges, found)]
     if not holding:
@@ -104,7 +98,7 @@ def judge(affected: Sequence[Ranges], installed: Installed) -> Verdict:
     above = [
         name
         for name in holding[0]
-        if name in CEILING and Version(found[name].public) > Version(CEILING[name])
+        if name in CEILING and not contains(f"<={CEILING[name]}", found[name])
     ]
     if above:
         newest = ", ".join(f"{name} {CEILING[name]}" for name in above)
@@ -112,16 +106,56 @@ def judge(affected: Sequence[Ranges], installed: Installed) -> Verdict:
     return Verdict("affected", pair)
 
 
-def holds(ranges: Ranges, found: Mapping[str, Version]) -> bool:
-    """Return whether every distribution of the range set is within its specifier.
+def holds(ranges: Ranges, found: Mapping[str, str]) -> bool:
+    """Return whether every distribution of the range set is within its specifier."""
+    return all(contains(specifier, found[name]) for name, specifier in ranges.items())
 
-    Pre-releases count as what they are, between two releases: without `prereleases=True`
-    a specifier turns every one of them away.
+
+def contains(specifier: str, version: str) -> bool:
+    """Return whether a version is within a specifier, as `packaging` says it.
+
+    Pre-releases count as what they are, between two releases: without `prereleases=True` a
+    specifier turns every one of them away. Plain releases, which nearly all are, are compared
+    here: importing `packaging.specifiers` takes 1 % of what JAX and Orbax take.
     """
-    return all(
-        SpecifierSet(specifier).contains(found[name], prereleases=True)
-        for name, specifier in ranges.items()
-    )
+    clauses = [_CLAUSE.fullmatch(clause.strip()) for clause in specifier.split(",") if clause]
+    if _PLAIN.fullmatch(version) and all(clauses):
+        release = _release(version)
+        return all(_COMPARED[c[1]](release, _release(c[2])) for c in clauses if c)
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+_PLAIN = re.compile(r"[0-9]+(\.[0-9]+)*")
+_CLAUSE = re.compile(r"(>=|<=|<|>|==)\s*([0-9]+(?:\.[0-9]+)*)")
+_COMPARED = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "<": operator.lt,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+
+
+def _release(plain: str) -> tuple[int, ...]:
+    """Return the numbers, without the zeros at the end, which do not count."""
+    numbers = [int(number) for number in plain.split(".")]
+    while numbers and not numbers[-1]:
+        del numbers[-1]
+    return tuple(numbers)
+
+
+def _is_version(text: str) -> bool:
+    if _PLAIN.fullmatch(text):
+        return True
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def disagreement(names: Iterable[str], installed: Installed) -> str | None:
@@ -139,7 +173,7 @@ def disagreement(names: Iterable[str], installed: Installed) -> str | None:
         try:
             module = sys.modules.get(module_name) or importlib.import_module(module_name)
             loaded = str(vars(module)["__version__"])
-            same = Version(loaded).public == Version(installed[name] or "").public
+            same = loaded == installed[name] or _is_same(loaded, installed[name] or "")
         # It may be anything that somebody put there, and must not break the user's import.
         except Exception as error:
             return (
@@ -149,3 +183,9 @@ def disagreement(names: Iterable[str], installed: Installed) -> str | None:
         if not same:
             return f"the metadata says {name} {installed[name]}, the loaded code {loaded}"
     return None
+
+
+def _is_same(one: str, other: str) -> bool:
+    from packaging.version import Version
+
+    return Version(one).public == Version(other).public

@@ -5,7 +5,6 @@ Imported by children only: it takes over the warnings of its process.
 
 import atexit
 import copy
-import dataclasses
 import importlib
 import inspect
 import json
@@ -111,7 +110,7 @@ def answers(function: Callable[..., Any]) -> dict[str, Any]:
 @atexit.register
 def _report() -> None:
     shim = sys.modules.get("jaxcompat")
-    status = [dataclasses.asdict(one) for one in shim.status()] if shim else []
+    status = [one._asdict() for one in shim.status()] if shim else []
     with open(os.environ["REPORT_TO"], "w", encoding="utf-8") as file:
         json.dump({"facts": _facts, "log": _log, "warnings": _warnings, "status": status}, file)
 

@@ -136,6 +136,23 @@ def test_an_error_of_loading_says_that_the_backend_was_overruled(affected: ToySi
     assert "overruled" not in told["gpu"]
 
 
+def test_an_error_of_jaxs_own_says_that_the_backend_was_overruled(affected: ToySite) -> None:
+    told = affected.run(
+        PATCHED,
+        """
+        def error_of(devices):
+            try:
+                aot.deserialize_and_load(b"junk", None, None, gpu[0].client, devices)
+            except ValueError as error:
+                return " ".join([str(error), *getattr(error, "__notes__", ())])
+        tell(cpu=error_of(cpu), gpu=error_of(gpu))
+        """,
+    )
+    assert told["gpu"] == "this is no executable"
+    assert told["cpu"].startswith("this is no executable")
+    assert told["cpu"].count("was overruled") == 1
+
+
 def test_the_unpickler_still_reads(affected: ToySite) -> None:
     told = affected.run(
         PATCHED,

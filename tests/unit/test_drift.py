@@ -22,6 +22,7 @@ BROADCAST_IS = {
     "gone": ("broadcast_one_replica_to_all", "broadcast_to_all"),
     "without a parameter": ("is_source: bool, ", ""),
     "with a parameter renamed": ("is_source: bool", "is_primary: bool"),
+    "without a signature": ("", "broadcast_one_replica_to_all = max"),
     "not callable": ("", "broadcast_one_replica_to_all = ()"),
     "a class that takes something else": (
         "",

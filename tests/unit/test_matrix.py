@@ -44,7 +44,7 @@ def test_the_ceiling_is_the_newest_release_that_was_run() -> None:
     for name in CEILING:
         assert PUBLISHED[name][-1] == CEILING[name]
         assert CEILING[name] in {
-            str(proof.cell.found[name]) for found in RECORDED.values() for proof in found
+            proof.cell.found[name] for found in RECORDED.values() for proof in found
         }
 
 
@@ -74,7 +74,7 @@ def changes(patch_id: str, mutated: Sequence[Ranges]) -> bool:
         matrix.is_affected(catalogue()[patch_id].affected, found)
         != matrix.is_affected(mutated, found)
         for jax, orbax in PAIRS
-        for found in [{matrix.JAX: Version(jax), matrix.ORBAX: Version(orbax)}]
+        for found in [{matrix.JAX: jax, matrix.ORBAX: orbax}]
     )
 
 

@@ -528,6 +528,23 @@ def test_a_module_that_was_dropped_and_imported_again_is_patched_by_apply(
     assert told["other"]
 
 
+def test_a_module_that_is_imported_again_without_the_target_is_drift(affected: ToySite) -> None:
+    told = affected.run(
+        APPLIED,
+        """
+        with open(multislice.__file__) as file:
+            source = file.read()
+        with open(multislice.__file__, "w") as file:
+            file.write(source.replace("broadcast_one_replica_to_all", "broadcast_to_all"))
+        del sys.modules[MULTISLICE]
+        load(MULTISLICE)
+        jaxcompat.apply(BROADCAST)
+        """,
+    )
+    assert told.states[BROADCAST] == "drifted"
+    assert told.status[BROADCAST]["patched"] == []
+
+
 # --- with disabled() ------------------------------------------------------------------------------
 
 

@@ -155,6 +155,8 @@ TOY_JAX = {
             serialized, in_tree, out_tree, backend=None, execution_devices=None
         ):
             """Load an executable."""
+            if serialized == b"junk":
+                raise ValueError("this is no executable")
             clients = {{id(device.client) for device in execution_devices or ()}}
             if clients and clients != {{id(backend)}}:
                 raise ValueError("Execution devices belong to a client other than `backend`.")
