@@ -85,8 +85,8 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=SEED[0])
 def bench(session: nox.Session) -> None:
-    """Print what the patches cost, as ratios from one run."""
-    _pair(session, *SEED[1:])
+    """Print what the patches cost, as ratios from one run: `nox -s bench -- [import|...]`."""
+    session.install("uv")
     session.run("python", "benchmarks/run.py", *session.posargs)
 
 
