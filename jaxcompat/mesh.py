@@ -12,11 +12,10 @@ for that the scope follows `contextvars` into the threads that the code starts.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,28 +35,38 @@ def _neutral_mesh() -> Any:
     return Mesh(numpy.empty((), dtype=object), ())
 
 
-@contextlib.contextmanager
-def neutral() -> Iterator[None]:
+class neutral:
     """Run the body as if no mesh had been set; the caller's mesh is back afterwards.
 
     Without a mesh, and inside a trace (where no mesh may be set), nothing is done.
     """
-    import jax
 
-    if jax.sharding.get_abstract_mesh().empty and not _in_scope.get():
-        yield
-        return
-    # vars(), since getattr on a JAX module sets off the deprecation warning of a name that is gone.
-    set_mesh: Any = vars(jax).get("set_mesh") or vars(jax.sharding)["use_mesh"]
-    with contextlib.ExitStack() as stack:
+    # A class, since `contextlib.contextmanager` and an `ExitStack` cost three times as much, and
+    # this is entered for every leaf of a tree.
+    __slots__ = ("_scope", "_token")
+
+    def __enter__(self) -> None:
+        import jax
+
+        self._scope: Any = None
+        if jax.sharding.get_abstract_mesh().empty and not _in_scope.get():
+            return
+        # vars(), since getattr on a JAX module sets off the deprecation warning of a name that is
+        # gone.
+        set_mesh: Any = vars(jax).get("set_mesh") or vars(jax.sharding)["use_mesh"]
         try:
-            stack.enter_context(set_mesh(_neutral_mesh()))
+            scope = set_mesh(_neutral_mesh())
+            scope.__enter__()
         except ValueError as error:
             _logger.debug("the mesh is left as it is: %s", error)
-        else:
-            token = _in_scope.set(True)
-            stack.callback(_in_scope.reset, token)
-        yield
+            return
+        self._scope = scope
+        self._token = _in_scope.set(True)
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._scope is not None:
+            _in_scope.reset(self._token)
+            self._scope.__exit__(*raised)
 
 
 def scoped(function: Callable[_P, _R]) -> Callable[_P, _R]:

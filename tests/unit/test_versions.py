@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from jaxcompat import versions
@@ -227,6 +228,85 @@ def test_any_of_all_is_what_it_says_for_releases(
     assert any(versions.holds(ranges, found) for ranges in affected) == any(
         low <= jax < high and orbax >= least for low, high, least in sets
     )
+
+
+PARTS = st.integers(0, 3).map(str) | st.sampled_from(["00", "01", "10"])
+RELEASES = st.lists(PARTS, min_size=1, max_size=4).map(".".join)
+SUFFIXES = st.sampled_from(["", "", "rc1", ".dev2", "a1", ".post1", "+local.1", ".dev1+x", "-1"])
+CLAUSES = st.tuples(
+    st.sampled_from([">=", "<=", "<", ">", "==", "!=", "~=", "=="]),
+    st.sampled_from(["", " "]),
+    RELEASES,
+    st.sampled_from(["", "", "", ".*", "rc1"]),
+).map("".join)
+
+
+@given(
+    clauses=st.lists(CLAUSES, max_size=3),
+    comma=st.sampled_from([",", ", ", " ,"]),
+    release=RELEASES,
+    suffix=SUFFIXES,
+)
+@example(clauses=["<=0.9"], comma=",", release="0.9.0", suffix="")
+@example(clauses=[">0.9"], comma=",", release="0.9.0", suffix="")
+@example(clauses=["==0.9.0"], comma=",", release="0.9", suffix="")
+@example(clauses=["<0.9.0", ">=0"], comma=", ", release="0.9", suffix="")
+@example(clauses=["==0"], comma=",", release="0.0", suffix="")
+def test_a_version_is_within_a_specifier_where_packaging_says_so(
+    clauses: list[str], comma: str, release: str, suffix: str
+) -> None:
+    specifier, version = comma.join(clauses), release + suffix
+    try:
+        expected = SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidSpecifier:
+        assume(False)
+    assert versions.contains(specifier, version) is expected
+
+
+HEADER = "Metadata-Version: 2.1\nName: toy-jax\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (f"{HEADER}Version: 0.9.0\n", "0.9.0"),
+        (f"{HEADER}Version: 0.9.0", "0.9.0"),
+        (f"{HEADER}Version:0.9.0  \n", "0.9.0"),
+        (f"{HEADER}version: 0.9.0\n", "0.9.0"),
+        (f"{HEADER}Version: 0.9.0\n".replace("\n", "\r\n"), "0.9.0"),
+        (f"{HEADER}Summary: as\n Version: 7\nVersion: 0.9.0\n", "0.9.0"),
+        (f"{HEADER}Version: 0.9.0\n\nReadme\nVersion: 7\n", "0.9.0"),
+        (f"{HEADER}Requires-Dist: Version: 7\nVersion: 0.9.0\n", "0.9.0"),
+        (f"{HEADER}\nReadme\n\nVersion: 7\n", "unreadable (None)"),
+    ],
+    ids=[
+        "plain",
+        "at the end",
+        "with blanks",
+        "in lower case",
+        "with Windows' line ends",
+        "after a folded line",
+        "before a readme",
+        "after a line that ends like it",
+        "in the readme only",
+    ],
+)
+def test_the_version_is_the_header_of_the_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, version: str
+) -> None:
+    folder = tmp_path / "toy_jax-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(text.encode())
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Installed()[JAX] == version
+
+
+def test_the_version_of_an_egg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "toy_jax.egg-info"
+    folder.mkdir()
+    (folder / "PKG-INFO").write_text(f"{HEADER}Version: 0.9.0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Installed()[JAX] == "0.9.0"
 
 
 @pytest.mark.parametrize("line", ["", "Version: junk\n"], ids=["no version", "junk"])
