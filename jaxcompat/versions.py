@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Ranges = Mapping[str, str]
 """One range set: distribution -> specifier. It holds when all of them match."""
@@ -67,7 +67,10 @@ def _version(distribution: metadata.Distribution) -> object:
     """
     headers = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
     line = re.search(r"^Version:[ \t]*(\S+)[ \t]*$", headers, re.MULTILINE)
-    return line[1] if line else distribution.version
+    if line:
+        return line[1]
+    parsed: Any = distribution.metadata  # get(), not []: that warns of what is missing
+    return parsed.get("Version")
 
 
 def distributions(affected: Sequence[Ranges]) -> tuple[str, ...]:
