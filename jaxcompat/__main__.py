@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser(
         "run",
-        help="run a program as if `import jaxcompat` were its first line",
+        help="run a program with `import jaxcompat` before its first line",
         usage="%(prog)s SCRIPT [ARG ...]  or  %(prog)s -m MODULE [ARG ...]",
     )
     return parser

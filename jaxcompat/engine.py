@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -116,7 +117,19 @@ _lock = threading.RLock()
 _slots: dict[str, _Slot] = {}
 _copies: dict[str, list[Site]] = {}
 _hooked: set[str] = set()
+_said: set[str] = set()
+"""What is told once in a process, and at DEBUG when it comes again."""
 _installed = versions.Installed()
+
+
+def _renew_lock() -> None:
+    # Another thread may have held it at the fork; in the child that thread is gone.
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @functools.cache
@@ -183,8 +196,9 @@ def revert(*ids: str) -> None:
                 record.state, record.reason = "reverted", "undone by jaxcompat.revert"
     if stuck:
         warnings.warn(
-            f"Not undone: {'; '.join(stuck)}: another wrapper was put on top since, and taking "
-            "ours out from under it would take it away too. Undo that one first.",
+            f"Not undone: {'; '.join(stuck)}: something else was put there since, which may call "
+            "ours or bring it back, and putting the original there would take it away. Undo that "
+            "first.",
             JaxcompatWarning,
             stacklevel=_outside(),
         )
@@ -376,11 +390,11 @@ def _put_all(
 def _progress(record: _Record, name: str) -> None:
     with _lock:
         record.waiting.discard(name)
-        if record.waiting or record.state == "applied":
+        if record.waiting or record.state != "armed":
             return
         pair = _installed.describe(versions.distributions(record.patch.affected))
         record.state, record.reason = "applied", f"{pair}{' (forced)' if record.forced else ''}"
-    _logger.info("%s applied: %s", record.patch.id, record.reason)
+    _once(logging.INFO, f"{record.patch.id} applied: {record.reason}")
 
 
 def _settle(
@@ -398,6 +412,8 @@ def _settle(
 
 def _owner(site: Site, module: Any) -> Any:
     owner = module
+    if module is None:
+        raise _Drifted(f"{site.module} is not imported")
     for part in site.path[:-1]:
         # vars(), not getattr: a JAX module's __getattr__ answers for deprecated names, and the
         # user's one warning is gone.
@@ -440,8 +456,8 @@ def _check(site: Site, module: Any) -> None:
 def _put(patch_id: str, site: Site, module: Any) -> None:
     owner, target, own = _find(site, module)
     slot = _slots.get(site.target)
-    if slot is None or slot.owner is not owner or not _is_beneath(slot.ours, target):
-        # Never seen, or a new original since: the module was reloaded or the target replaced.
+    if slot is None or slot.owner is not owner or _is_fresh(slot, target):
+        # Never seen, or a new original since: the module was reloaded.
         slot = _slots[site.target] = _Slot(owner, site.path[-1], target, own)
     elif slot.ours is not target and patch_id not in slot.wraps:
         raise _Drifted(f"{site.target} was wrapped by someone else since")
@@ -465,10 +481,10 @@ def _undo(record: _Record, targets: Collection[str] | None = None) -> list[str]:
             slot.compose()
             if not slot.wraps:
                 del _slots[target]
-        elif _is_beneath(slot.ours, current):
-            held.append(target)
-        else:  # replaced, or its module reloaded: nothing of ours is there
-            del slot.wraps[record.patch.id]
+        elif current is _ABSENT or _is_fresh(slot, current):
+            del slot.wraps[record.patch.id]  # its module was reloaded: nothing of ours is there
+        else:
+            held.append(target)  # wrapped, or replaced by something that may call or restore ours
     return held
 
 
@@ -483,19 +499,34 @@ def _is_whole(record: _Record) -> bool:
 
     It is not after a reload of a module, or where `revert` could undo only some.
     """
-    for site in record.sites:
-        module = sys.modules.get(site.module)
-        if module is not None:
-            slot = _slots.get(site.target)
-            try:
-                _, target, _ = _find(site, module)
-            except _Drifted:
-                return False
-            if slot is None or record.patch.id not in slot.wraps:
-                return False
-            if not _is_beneath(slot.ours, target):
-                return False
-    return True
+    return all(
+        sys.modules.get(site.module) is None
+        or (
+            (slot := _slots.get(site.target)) is not None
+            and record.patch.id in slot.wraps
+            and _is_on(site, slot)
+        )
+        for site in record.sites
+    )
+
+
+def _is_on(site: Site, slot: _Slot) -> bool:
+    """Return whether a call of the target comes to ours (through wrappers that tell of it)."""
+    try:
+        _, target, _ = _find(site, sys.modules.get(site.module))
+    except _Drifted:
+        return False
+    return _is_beneath(slot.ours, target)
+
+
+def _is_fresh(slot: _Slot, current: Any) -> bool:
+    """Return whether `current` is the original once more, as a reload of its module leaves it."""
+    if _is_beneath(slot.ours, current):
+        return False
+    made, first = (getattr(one, "__code__", None) for one in (current, slot.original))
+    if made is None or first is None:
+        return current is slot.original
+    return bool((made.co_filename, made.co_name) == (first.co_filename, first.co_name))
 
 
 def _is_beneath(ours: Any, current: Any) -> bool:
@@ -532,7 +563,11 @@ def _status(record: _Record) -> PatchStatus:
         reason=record.reason,
         affected=versions.describe(patch.affected),
         sites=tuple(site.target for site in record.sites or _all_sites(patch)),
-        patched=tuple(target for target, slot in _slots.items() if patch.id in slot.wraps),
+        patched=tuple(
+            target
+            for target, slot in _slots.items()
+            if patch.id in slot.wraps and _is_on(slot.wraps[patch.id], slot)
+        ),
         upstream=patch.upstream,
         traceback=record.traceback,
     )
@@ -572,15 +607,19 @@ def _tell_unlisted(records: list[_Record]) -> None:
     names = dict.fromkeys(
         name for record in records for name in versions.distributions(record.patch.affected)
     )
-    _logger.warning(
-        "%s: newer than what was proven, or of unknown version. Not applied, since nobody has "
-        "run them there: %s. If what one of them mends shows up (`python -m jaxcompat explain "
-        "ID`), %s=ID applies it; %s=ID silences this. A newer jaxcompat may know these versions.",
-        _installed.describe(names),
-        ", ".join(record.patch.id for record in records),
-        settings.FORCE,
-        settings.DISABLE,
+    _once(
+        logging.WARNING,
+        f"{_installed.describe(names)}: newer than what was proven, or of unknown version. Not "
+        "applied, since nobody has run them there: "
+        f"{', '.join(record.patch.id for record in records)}. If what one of them mends shows up "
+        f"(`python -m jaxcompat explain ID`), {settings.FORCE}=ID applies it; "
+        f"{settings.DISABLE}=ID silences this. A newer jaxcompat may know these versions.",
     )
+
+
+def _once(level: int, message: str) -> None:
+    _logger.log(logging.DEBUG if message in _said else level, "%s", message)
+    _said.add(message)
 
 
 def _complaint(record: _Record) -> str:

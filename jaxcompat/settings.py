@@ -43,10 +43,6 @@ class Settings(NamedTuple):
         """Whether the patch is forced; what is switched off is never forced."""
         return _matches(patch_id, self.forced) and not self.disables(patch_id)
 
-    @property
-    def everything_off(self) -> bool:
-        return "*" in self.off
-
 
 def read(known_ids: Iterable[str]) -> Settings:
     """Read the switches as they are now.
@@ -66,17 +62,18 @@ def read(known_ids: Iterable[str]) -> Settings:
         if text in _NO:
             return ()
         parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if name == DISABLE and not _YES.isdisjoint(parts):
+            return ("*",)
         for part in parts:
             if not any(fnmatchcase(patch_id, part) for patch_id in known):
                 problems.append(_unknown(name, part, known))
         return parts
 
-    disable = value(DISABLE)
     strict = value(STRICT)
     if strict not in _YES | _NO:
         problems.append(f"{STRICT}={strict!r} is neither yes nor no; it is taken as no.")
     return Settings(
-        off=("*",) if disable in _YES else globs(DISABLE, disable),
+        off=globs(DISABLE, value(DISABLE)),
         forced=globs(FORCE, value(FORCE)),
         strict=strict in _YES,
         problems=tuple(problems),
@@ -92,10 +89,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _unknown(name: str, part: str, known: tuple[str, ...]) -> str:
-    words = known if name == FORCE else (*known, *sorted(_YES - {"*"}))
+    words = known if name == FORCE else (*known, "true", "all")
     return (
         f"{name} names {part!r}, which is no patch id{nearest(part, words)}; "
-        "`python -m jaxcompat status` lists them."
+        "`python -m jaxcompat status` lists them, and * is all of them."
     )
 
 

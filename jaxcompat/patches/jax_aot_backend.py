@@ -51,22 +51,26 @@ def normalized(original: Callable[..., Any]) -> Callable[..., Any]:
                 _add_note(error, note)
             raise
         if note and original.__name__ == "__init__":
-            _overruled[args[0]] = note
+            try:
+                _overruled[args[0]] = note
+            except TypeError as error:  # a copy may be unhashable, or have slots
+                _logger.debug("%s: its load cannot say that it was overruled: %s", ID, error)
         return result
 
     return with_the_devices_client
 
 
-def explained(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def explained(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the unpickler's `load` such that its errors say that the backend was overruled."""
 
     @functools.wraps(original)
-    def load(self: Any) -> Any:
+    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return original(self)
+            return original(self, *args, **kwargs)
         except Exception as error:
-            if self in _overruled:
-                _add_note(error, _overruled[self])
+            note = next((said for ref, said in _overruled.items() if ref is self), "")
+            if note:
+                _add_note(error, note)
             raise
 
     return load
@@ -86,6 +90,8 @@ def settle(backend: Any, execution_devices: Any) -> tuple[Any, tuple[Any, ...] |
     ------
     ValueError
         If there are no devices, or they belong to several clients; the message names them.
+    RuntimeError
+        JAX's own, if there is no platform of that name.
     """
     import jax
 
@@ -133,15 +139,11 @@ def settle(backend: Any, execution_devices: Any) -> tuple[Any, tuple[Any, ...] |
 
 def _is_platform_of(backend: Any, client: Any) -> bool:
     """Return whether `backend` is a platform name ("cuda" as well as "gpu") of the client's."""
-    if not isinstance(backend, str):
-        return False
     import jax
 
-    try:
-        return bool(jax.devices(backend)[0].client.platform == client.platform)
-    except RuntimeError as error:  # JAX: "Unknown backend" and "Backend ... failed to initialize"
-        _logger.debug("%s: no platform %r here: %s", ID, backend, error)
+    if not isinstance(backend, str):
         return False
+    return bool(jax.devices(backend)[0].client.platform == client.platform)
 
 
 def _described(backend: Any) -> str:

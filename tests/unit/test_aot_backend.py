@@ -40,7 +40,6 @@ SETTLED = {
     "backend=cpu[0].client, execution_devices=cpu": CPU,
     "backend='gpu', execution_devices=cpu": CPU,
     "backend='cuda', execution_devices=gpu": GPU,
-    "backend='no such platform', execution_devices=cpu": CPU,
     "execution_devices=gpu": GPU,
     "backend=None, execution_devices=gpu": GPU,
     "execution_devices=tuple(gpu)": GPU,

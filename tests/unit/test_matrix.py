@@ -32,12 +32,13 @@ def test_the_table_is_what_was_recorded() -> None:
 @pytest.mark.parametrize("patch_id", catalogue())
 def test_no_result_contradicts_a_range(patch_id: str) -> None:
     patch = catalogue()[patch_id]
-    assert matrix.contradictions(patch_id, patch.affected, RECORDED[patch_id]) == []
+    assert matrix.contradictions(patch_id, patch.affected, RECORDED.get(patch_id, [])) == []
 
 
 @pytest.mark.parametrize("patch_id", catalogue())
 def test_each_bound_was_run_on_both_sides(patch_id: str) -> None:
-    assert matrix.unproven(catalogue()[patch_id], RECORDED[patch_id]) == []
+    # What is listed has no result yet: `nox -s matrix` runs it.
+    assert matrix.unproven(catalogue()[patch_id], RECORDED.get(patch_id, [])) == []
 
 
 def test_the_ceiling_is_the_newest_release_that_was_run() -> None:
@@ -54,7 +55,15 @@ def mutations() -> Iterator[tuple[str, str, Sequence[Ranges]]]:
         for number, ranges in enumerate(patch.affected):
             for name, specifiers in ranges.items():
                 for bound in SpecifierSet(specifiers):
-                    place = PUBLISHED[name].index(bound.version)
+                    place = next(
+                        (
+                            i
+                            for i, v in enumerate(PUBLISHED[name])
+                            if Version(v) == Version(bound.version)
+                        ),
+                        None,
+                    )
+                    assert place is not None, f"{patch.id}: {name} {bound.version} is no release"
                     for step in (-1, 1):
                         if not 0 <= place + step < len(PUBLISHED[name]):
                             continue
@@ -88,7 +97,7 @@ def test_a_bound_moved_by_one_release_contradicts_what_was_recorded(
 ) -> None:
     if not changes(patch_id, mutated):
         pytest.skip("every pair that can be run is judged as before")
-    assert matrix.contradictions(patch_id, mutated, RECORDED[patch_id])
+    assert matrix.contradictions(patch_id, mutated, RECORDED.get(patch_id, []))
 
 
 @pytest.mark.parametrize("patch_id", catalogue())
@@ -98,7 +107,7 @@ def test_ranges_are_made_of_published_releases(patch_id: str) -> None:
     for ranges in (*patch.affected, *wheres):
         for name, specifiers in ranges.items():
             for bound in SpecifierSet(specifiers):
-                assert bound.version in PUBLISHED[name]
+                assert Version(bound.version) in map(Version, PUBLISHED[name])
 
 
 def cell_pairs(*ids: str) -> set[tuple[str, str]]:

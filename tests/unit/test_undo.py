@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -425,20 +426,103 @@ def test_a_foreign_wrapper_is_not_dropped_by_applying_another_patch(toy_site: Ma
     assert "wrapped by someone else" in told.complaint(SINGLE)
 
 
-def test_a_target_that_someone_replaced_is_left_to_them(affected: ToySite) -> None:
+def test_a_target_that_someone_replaced_is_left_to_them_and_the_user_is_told(
+    affected: ToySite,
+) -> None:
+    """What was put there may call ours, and says nothing of it."""
     told = affected.run(
         APPLIED,
         """
-        def other(in_tree, global_mesh, replica_axis_index, is_source):
-            return "other"
-        multislice.broadcast_one_replica_to_all = other
+        ours = multislice.broadcast_one_replica_to_all
+        multislice.broadcast_one_replica_to_all = other = lambda *args, **kwargs: ours()
         jaxcompat.revert(BROADCAST)
         tell(left=multislice.broadcast_one_replica_to_all is other)
         """,
     )
     assert told["left"]
-    assert told.warnings == []
+    (warning,) = told.warned
+    assert "broadcast_one_replica_to_all" in warning
+    assert told.states[BROADCAST] == "applied"
+
+
+def test_what_a_mock_brings_back_can_still_be_undone(affected: ToySite) -> None:
+    told = affected.run(
+        APPLIED,
+        """
+        import warnings
+        from unittest import mock
+        with mock.patch.object(multislice, "broadcast_one_replica_to_all"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                jaxcompat.revert()
+        tell(warned=len(caught))
+        jaxcompat.revert()
+        tell(original=is_original(multislice, "broadcast_one_replica_to_all"))
+        """,
+    )
+    assert told["warned"] == 1
+    assert told["original"]
     assert told.states[BROADCAST] == "reverted"
+
+
+def test_status_names_as_patched_only_what_is_patched_now(affected: ToySite) -> None:
+    told = affected.run(
+        APPLIED,
+        """
+        import importlib
+        importlib.reload(multislice)
+        patched = {one.id: one.patched for one in jaxcompat.status()}
+        tell(broadcast=any("broadcast_one" in site for site in patched[BROADCAST]))
+        jaxcompat.apply()
+        patched = {one.id: one.patched for one in jaxcompat.status()}
+        tell(again=any("broadcast_one" in site for site in patched[BROADCAST]))
+        """,
+    )
+    assert told.facts == {"broadcast": False, "again": True}
+
+
+def test_what_was_applied_is_told_once(affected: ToySite) -> None:
+    told = affected.run(
+        APPLIED,
+        """
+        for _ in range(3):
+            with jaxcompat.disabled():
+                pass
+        """,
+    )
+    lines = told.logged("INFO")
+    assert len(lines) == len(set(lines))
+    assert any(BROADCAST in line for line in lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_a_thread_holds_the_lock_does_not_wait_for_it(
+    affected: ToySite,
+) -> None:
+    told = affected.run("""
+        import os, signal, threading, warnings
+        import jaxcompat
+        from jaxcompat import engine
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            with engine._lock:
+                held.set()
+                done.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of fork beside threads
+            child = os.fork()
+        if not child:
+            signal.alarm(20)
+            jaxcompat.status()
+            os._exit(0)
+        tell(child=os.waitpid(child, 0)[1])
+        done.set()
+        thread.join()
+    """)
+    assert told["child"] == 0
 
 
 def test_a_foreign_wrapper_below_comes_back(affected: ToySite) -> None:
