@@ -531,12 +531,10 @@ def _is_fresh(slot: _Slot, current: Any) -> bool:
 
 def _is_beneath(ours: Any, current: Any) -> bool:
     """Return whether `ours` is `current`, or what it wraps (as `functools.wraps` records it)."""
-    seen: set[int] = set()
-    while id(current) not in seen:
+    for _ in range(100):  # what answers for any name may wrap something new without end
         if current is ours:
             return True
-        seen.add(id(current))
-        current = getattr(current, "__wrapped__", current)
+        current = getattr(current, "__wrapped__", None)
     return False
 
 
