@@ -64,7 +64,7 @@ def tests(session: nox.Session, jax: str, orbax: str) -> None:
     shutil.rmtree(away, ignore_errors=True)
     away.mkdir(parents=True)
     shutil.copytree("tests", away / "tests")
-    for name in ("pyproject.toml", "COMPAT_MATRIX.md"):
+    for name in ("pyproject.toml", "README.md", "COMPAT_MATRIX.md"):
         shutil.copy(name, away)
     cell = (str(session.python), jax, orbax)
     suites = ["tests/pair"] + (["tests/unit"] if cell in UNIT.values() else [])
@@ -155,7 +155,14 @@ def _run_cell(cell: dict[str, str], wheel: Path, digest: str, results: Path) -> 
     python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
 
     def run(*command: str) -> str:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+        ran = subprocess.run(
+            command,
+            cwd=environment,  # the wheel is tested, and not the tree that it was built from
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1800,
+        )
         if ran.returncode not in (0, 1) or (ran.returncode and command[0] == "uv"):
             raise ChildProcessError(f"{command} ended with {ran.returncode}:\n{ran.stderr[-3000:]}")
         return ran.stdout

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxcompat
-from jaxcompat import engine
+from jaxcompat import engine, known
 from jaxcompat.patch import catalogue
 from jaxcompat.versions import CEILING, Installed, describe
 
@@ -86,27 +86,51 @@ def _status(options: argparse.Namespace) -> int:
     width = max(len(one.id) for one in found)
     for one in found:
         print(f"{one.id:<{width}}  {one.state:<10}  {one.reason}")
+    unmended = known.here(Installed())
+    if unmended:
+        print("\nKnown here, and not mended:")
+        for entry in unmended:
+            print(f"{entry.id:<{width}}  {entry.symptom}")
     print("\n`python -m jaxcompat explain ID` says more; JAXCOMPAT_DISABLE=ID switches one off.")
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.id in (unmended := {one.id: one for one in known.KNOWN}):
+        entry = unmended[options.id]
+        _print_sections(
+            entry.id,
+            ("What bites", entry.symptom),
+            ("Affected", describe(entry.affected)),
+            ("Not mended, since", entry.reason),
+            ("Instead", entry.advice),
+            ("Upstream", "\n".join(entry.upstream)),
+        )
+        return 0
     patch = engine.find(options.id)
     (now,) = (one for one in jaxcompat.status() if one.id == patch.id)
-    print(f"{patch.id}\n")
-    for title, text in (
+    _print_sections(
+        patch.id,
         ("What bites", patch.symptom),
         ("Why", patch.cause),
         ("Affected", describe(patch.affected)),
         ("Here", f"{now.state}: {now.reason}"),
         ("What is done", patch.mend),
+        ("Restored before?", patch.aftermath),
         ("Where", "\n".join(now.sites)),
         ("Unnecessary with", patch.until),
         ("Upstream", "\n".join(patch.upstream)),
         ("Switch it off", f"JAXCOMPAT_DISABLE={patch.id}"),
-    ):
-        print(f"{title}:\n{_indented(text)}\n")
+    )
     return 0
+
+
+def _print_sections(title: str, *sections: tuple[str, str]) -> None:
+    """Print what a command has to say under headings, without those that have nothing."""
+    print(f"{title}\n")
+    for heading, text in sections:
+        if text:
+            print(f"{heading}:\n{_indented(text)}\n")
 
 
 def _check(options: argparse.Namespace) -> int:

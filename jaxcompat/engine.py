@@ -394,7 +394,7 @@ def _progress(record: _Record, name: str) -> None:
             return
         pair = _installed.describe(versions.distributions(record.patch.affected))
         record.state, record.reason = "applied", f"{pair}{' (forced)' if record.forced else ''}"
-    _once(logging.INFO, f"{record.patch.id} applied: {record.reason}")
+    _once(logging.INFO, f"{record.patch.id} applied: {record.reason}{_aftermath(record.patch)}")
 
 
 def _settle(
@@ -438,19 +438,23 @@ def _find(site: Site, module: Any) -> tuple[Any, Any, bool]:
 
 def _check(site: Site, module: Any) -> None:
     _, target, _ = _find(site, module)
-    if not callable(target):
+    there: Collection[str]
+    if isinstance(target, types.ModuleType):
+        there = vars(target)
+        has = f"{target.__name__} is another one"
+    elif not callable(target):
         raise _Drifted(f"{site.target} is not a function but {type(target).__name__}")
-    if not site.relies_on:
+    elif not site.relies_on:
         return
-    try:
-        there = inspect.signature(target).parameters
-    except ValueError as error:
-        raise _Drifted(f"{site.target} has no signature: {error}") from error
+    else:
+        try:
+            there = inspect.signature(target).parameters
+        except ValueError as error:
+            raise _Drifted(f"{site.target} has no signature: {error}") from error
+        has = f"it takes {', '.join(there)}"
     gone = [name for name in site.relies_on if name not in there]
     if gone:
-        raise _Drifted(
-            f"{site.target} no longer takes {', '.join(gone)}; it takes {', '.join(there)}"
-        )
+        raise _Drifted(f"{site.target} no longer has {', '.join(gone)}; {has}")
 
 
 def _put(patch_id: str, site: Site, module: Any) -> None:
@@ -558,7 +562,7 @@ def _status(record: _Record) -> PatchStatus:
     return PatchStatus(
         id=patch.id,
         state=record.state,
-        reason=record.reason,
+        reason=record.reason + _aftermath(patch),
         affected=versions.describe(patch.affected),
         sites=tuple(site.target for site in record.sites or _all_sites(patch)),
         patched=tuple(
@@ -571,6 +575,16 @@ def _status(record: _Record) -> PatchStatus:
     )
 
 
+def _aftermath(patch: Patch) -> str:
+    """Return what has to be said of a fault that raises no error, where these versions have it."""
+    if not patch.aftermath or versions.judge(patch.affected, _installed).state != "affected":
+        return ""
+    return (
+        "; what was restored with these versions without the patch may be wrong, and no error said "
+        f"so: `python -m jaxcompat explain {patch.id}` tells how to check it"
+    )
+
+
 def _originals(records: list[_Record]) -> dict[str, Any]:
     """Return the module-level targets of modules that are imported already, as they are."""
     found = {}
@@ -578,7 +592,8 @@ def _originals(records: list[_Record]) -> dict[str, Any]:
         module: Any = sys.modules.get(site.module)
         if module is not None and len(site.path) == 1 and site.path[0] in vars(module):
             found[site.target] = vars(module)[site.path[0]]
-    return found
+    # Everybody holds jax.numpy; it is one module's name for it that a patch replaces.
+    return {t: one for t, one in found.items() if not isinstance(one, types.ModuleType)}
 
 
 def _tell_late(originals: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from jaxcompat.known import KNOWN
 from jaxcompat.patch import Patch, catalogue
 from jaxcompat.versions import Ranges, contains, describe, distributions, holds
 
@@ -215,6 +216,12 @@ def render(recorded: Mapping[str, Sequence[Proof]]) -> str:
             "",
             *_picture(patch, found),
         ]
+    lines += ["", "## Known and not mended", ""]
+    lines += [
+        f"- **{one.id}** ({describe(one.affected)}). {one.symptom} *Not mended:* {one.reason} "
+        f"*Instead:* {one.advice}"
+        for one in KNOWN
+    ]
     lines += ["", "## Pairs that cannot be run", ""]
     lines += [f"- {describe([ranges])}: {reason}" for ranges, reason in IMPOSSIBLE]
     return "\n".join(lines) + "\n"

@@ -17,9 +17,10 @@ class Site(NamedTuple):
     target: str
     """``module:attribute`` or ``module:Class.attribute``, where it is *defined*."""
     wrap: Callable[[Any], Any]
-    """From the original to its replacement: a plain function that keeps name and signature."""
+    """From the original to its replacement: a plain function that keeps name and signature, or
+    what stands in for a module in this one name of it."""
     relies_on: tuple[str, ...] = ()
-    """The parameters that must be there; a target without them is not the one that was proven."""
+    """The parameters that must be there, or a module's names: else it is not what was proven."""
     where: Ranges | None = None
     """The versions that have this target, where not all that the patch is for do."""
     copy: bool = False
@@ -51,6 +52,8 @@ class Patch(NamedTuple):
     upstream: tuple[str, ...]
     copies: Callable[[str, str], tuple[Site, ...]] | None = None
     """From the module and the class of a third party's copy of the target to its sites."""
+    aftermath: str = ""
+    """Of a fault that raises no error: what may be wrong already, and how to check it."""
 
 
 @functools.cache

@@ -20,8 +20,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 def program() -> Callable[..., canary.Run]:
     """Run one of the programs with `import jaxcompat` first, or bare."""
 
-    def run(name: str, *, patched: bool, **environment: str) -> canary.Run:
-        return canary.run(PROGRAMS / name, patched=patched, time_limit=240, environment=environment)
+    def run(name: str, *, patched: bool, time_limit: float = 240, **environment: str) -> canary.Run:
+        path = PROGRAMS / name
+        return canary.run(path, patched=patched, time_limit=time_limit, environment=environment)
 
     return run
 

@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from jaxcompat.known import KNOWN, Known
+from jaxcompat.patch import catalogue
+from jaxcompat.versions import CEILING
+
 from . import toys
 from .conftest import MakeSite
 from .toys import BACKEND, BROADCAST, MULTISLICE, PATCHES, SINGLE, ToySite, changed
@@ -91,6 +95,20 @@ def test_explain_says_all_that_is_to_be_known(affected: ToySite, patch_id: str) 
         f"JAXCOMPAT_DISABLE={patch_id}",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("entry", KNOWN, ids=[entry.id for entry in KNOWN])
+def test_what_is_known_and_not_mended_is_told_with_the_way_out(
+    affected: ToySite, toy_site: MakeSite, entry: Known
+) -> None:
+    assert entry.id not in catalogue()
+    explained = " ".join(affected.python("-m", "jaxcompat", "explain", entry.id).stdout.split())
+    for part in (entry.symptom, entry.reason, entry.advice):
+        assert part in explained
+    newest = toy_site(jax=str(CEILING["jax"]), orbax=str(CEILING["orbax-checkpoint"]))
+    assert entry.symptom in newest.python("-m", "jaxcompat").stdout
+    elsewhere = toy_site(**toys.UNAFFECTED).python("-m", "jaxcompat").stdout
+    assert entry.symptom not in elsewhere
 
 
 def test_explain_of_an_unknown_id_is_wrong_use_and_names_the_nearest(affected: ToySite) -> None:

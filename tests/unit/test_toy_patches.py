@@ -26,8 +26,13 @@ TOY_MODULES = {
         ORIGINALS = {"one": one, "Parent.method": Parent.method}
         """,
     "toy/second.py": """
+        from toy import first
+
         def two(x):
             return x
+
+        def one_of_first(x):
+            return first.one(x)
 
         ORIGINALS = {"two": two}
         """,
@@ -51,6 +56,12 @@ def _patch(patch_id: str, *sites: str) -> str:
                 return original(*args) + 1
             return replacement
 
+        def stands_in(module):
+            stand_in = type(module)(module.__name__)
+            stand_in.one = doubles(module.one)
+            stand_in.__wrapped__ = module
+            return stand_in
+
         def fails(original):
             raise ValueError("no replacement could be made")
 
@@ -63,8 +74,13 @@ def _patch(patch_id: str, *sites: str) -> str:
             affected=({{"toy": ">=1"}},),
             sites=({sites},),
             upstream=("https://toys.example/1",),
+            aftermath={aftermath!r},
         )
-        """).format(patch_id=patch_id, sites=", ".join(f"Site({site})" for site in sites))
+        """).format(
+        aftermath="Look at the toy." if "silent" in patch_id else "",
+        patch_id=patch_id,
+        sites=", ".join(f"Site({site})" for site in sites),
+    )
 
 
 @pytest.fixture
@@ -196,3 +212,77 @@ def test_a_patch_waits_for_a_module_that_was_not_imported(toy_patches: MakeSite)
         "import jaxcompat, toy.first"
     )
     assert told.states["toy-waits"] == "armed"
+
+
+STAND_IN = "'toy.second:first', stands_in, relies_on=('one',)"
+
+
+def test_a_modules_name_for_another_is_replaced_there_and_nowhere_else(
+    toy_patches: MakeSite,
+) -> None:
+    told = toy_patches(toy_stands_in=(STAND_IN,)).run("""
+        import jaxcompat
+        import toy.first, toy.second
+        patched = toy.second.one_of_first(3), toy.first.one(3)
+        jaxcompat.revert("toy-stands-in")
+        tell(patched=patched, reverted=toy.second.first is toy.first)
+        jaxcompat.apply()
+        tell(again=toy.second.one_of_first(3))
+    """)
+    assert told["patched"] == [6, 3]
+    assert told["reverted"]
+    assert told["again"] == 6
+    assert told.status["toy-stands-in"]["patched"] == ["toy.second:first"]
+
+
+def test_who_holds_the_module_itself_is_not_told_to_hold_the_old_one(toy_patches: MakeSite) -> None:
+    told = toy_patches(toy_stands_in=(STAND_IN,)).run("""
+        import toy.first as mine, toy.second
+        import jaxcompat
+        tell(patched=toy.second.one_of_first(3))
+    """)
+    assert told["patched"] == 6
+    assert told.warned == []
+
+
+def test_a_module_without_the_names_that_are_replaced_is_drift(toy_patches: MakeSite) -> None:
+    site = "'toy.second:first', stands_in, relies_on=('one', 'three')"
+    told = toy_patches(toy_stands_in=(site,)).run("""
+        import jaxcompat
+        import toy.first, toy.second
+        tell(original=toy.second.first is toy.first)
+    """)
+    assert told["original"]
+    assert told.states["toy-stands-in"] == "drifted"
+    assert "toy.second:first no longer has three" in told.complaint("toy-stands-in")
+
+
+def test_of_a_silent_fault_is_told_that_earlier_results_may_be_wrong(toy_patches: MakeSite) -> None:
+    site = toy_patches(toy_silent=("'toy.first:one', doubles",))
+    told = site.run("import jaxcompat, toy.first")
+    (line,) = told.logged("INFO")
+    for text in (line, told.status["toy-silent"]["reason"]):
+        assert "may be wrong, and no error said so" in text
+        assert "python -m jaxcompat explain toy-silent" in text
+    explained = site.python("-m", "jaxcompat", "explain", "toy-silent")
+    assert "Look at the toy." in explained.stdout
+
+
+@pytest.mark.parametrize("switch", ["1", "toy-silent"])
+def test_of_a_silent_fault_that_is_switched_off_it_is_told_too(
+    toy_patches: MakeSite, switch: str
+) -> None:
+    told = toy_patches(toy_silent=("'toy.first:one', doubles",)).run(
+        "import jaxcompat, toy.first", environment={"JAXCOMPAT_DISABLE": switch}
+    )
+    assert told.states["toy-silent"] == "disabled"
+    assert "may be wrong" in told.status["toy-silent"]["reason"]
+
+
+def test_where_a_silent_fault_never_was_nothing_is_told_of_it(toy_patches: MakeSite) -> None:
+    site = toy_patches(toy_silent=("'toy.first:one', doubles",))
+    for metadata in site.path.glob("toy-*.dist-info/METADATA"):
+        metadata.write_text(metadata.read_text().replace("Version: 1.2", "Version: 0.9"))
+    told = site.run("import jaxcompat, toy.first")
+    assert told.states["toy-silent"] == "unaffected"
+    assert "may be wrong" not in told.status["toy-silent"]["reason"]
