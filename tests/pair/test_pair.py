@@ -292,11 +292,13 @@ def test_readme_tells_what_an_earlier_restore_got_wrong(program: Program, patche
             assert got == wrong, run
 
 
-def test_two_processes_fail_without_the_import(program: Program) -> None:
-    # One of the two mends is needed everywhere: the broadcast's is, to the newest release.
-    run = program("restore.py", patched=False)
+def test_two_processes_fail_under_a_mesh_without_its_patches(program: Program) -> None:
+    # One of the two is needed everywhere: the broadcast's is, to the newest release.
+    off = "orbax-single-replica-mesh,orbax-broadcast-mesh"
+    run = program("restore.py", patched=True, JAXCOMPAT_DISABLE=off)
     assert not run.passed
     assert MESH in str(run), run
+    assert all(f"rank {rank}: none" in output for rank, output in enumerate(run.outputs)), run
 
 
 @pytest.mark.skipif(Version("0.11.26") > ORBAX, reason="no restore in one process before 0.11.26")
