@@ -412,8 +412,8 @@ def exists(name: str) -> bool:
         return "use_shard_map" in taken and PROCESSES > 1
     if name.startswith("v1"):
         return importlib.util.find_spec("orbax.checkpoint.experimental.v1") is not None
-    if name.startswith("emergency"):  # to 0.11.25 it goes by slice_index, which CPU has not
-        return PROCESSES == 2 and Version(ocp.__version__) >= Version("0.11.26")
+    if name.startswith("emergency"):  # to 0.11.25 it refuses CPU; between the two it was not run
+        return PROCESSES == 2 and Version(ocp.__version__) >= Version("0.11.33")
     return True
 
 
