@@ -1,4 +1,7 @@
-"""What is known and not mended: each with the reason, and the way out."""
+"""What is known and not mended: each with the reason, and the way out.
+
+The ranges were run on some pairs, and not from both sides at each bound as a patch's are.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,13 @@ KNOWN = (
         symptom=(
             "An array that was saved in host memory (pinned_host, unpinned_host) comes back in "
             "device memory, and no error says so: where it is restored without a target or a "
-            "sharding, and through SingleReplicaArrayHandler or an emergency CheckpointManager "
-            "always, whatever the sharding says."
+            "sharding, and by an emergency CheckpointManager whatever the sharding says."
         ),
         affected=({"orbax-checkpoint": ">=0.11.0", "jax": ">=0.6.0"},),
         reason=(
-            "The checkpoint does not record the memory kind, and the broadcast of one replica is "
-            "merged in device memory. Values, dtypes and the rest of the sharding are right."
+            "The checkpoint does not record the memory kind, and the emergency manager's "
+            "broadcast merges in device memory. Values, dtypes and the rest of the sharding are "
+            "right."
         ),
         advice=(
             "Give the restore a target whose shardings name the memory kind, or move the arrays "

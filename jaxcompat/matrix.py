@@ -217,6 +217,7 @@ def render(recorded: Mapping[str, Sequence[Proof]]) -> str:
             *_picture(patch, found),
         ]
     lines += ["", "## Known and not mended", ""]
+    lines += ["Run on some pairs; the bounds are not proven from both sides as those above.", ""]
     lines += [
         f"- **{one.id}** ({describe(one.affected)}). {one.symptom} *Not mended:* {one.reason} "
         f"*Instead:* {one.advice}"

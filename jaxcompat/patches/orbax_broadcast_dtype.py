@@ -4,10 +4,15 @@ The replica that read the checkpoint holds the values, the others hold zeros, an
 ``jnp.sum`` over the replicas. A sum of numbers is not a copy of bits: NumPy's rules widen small
 integers and booleans (with x64, every integer), ``-0.0 + 0.0`` is ``0.0``, a signalling NaN comes
 back quiet, a subnormal number may be flushed to zero, and float8_e8m0fnu has no zero, so that the
-others hold NaN and every value becomes NaN. No error is raised.
+others hold NaN and every value becomes NaN (0.11.26 - 0.11.31 take NumPy's zeros, all bits 0, and
+there only some values change). No error is raised.
 
 The sum stays, over the bits as unsigned integers of the same width: as many bytes as before on the
 network, or fewer, since XLA no longer widens what it adds up.
+
+The price is compilation: XLA:CPU took 0.50 s for the merge of 30 float32 leaves on 8 devices, where
+the bare sum takes 0.04 s (jax 0.9.0, orbax-checkpoint 0.11.33); once a broadcast to 0.12.6, and
+ahead, during the read, from 0.12.7.
 """
 
 from __future__ import annotations
@@ -120,7 +125,7 @@ PATCH = Patch(
         "A tree restored with SingleReplicaArrayHandler, or by an emergency CheckpointManager, is "
         'not what was saved, and no error says so: int8, int16 and bool come back as "int32" '
         "(uint8 and uint16 as uint32; with x64 all integers as 64 bits), -0.0 and subnormal "
-        "numbers as 0.0, and every float8_e8m0fnu as NaN."
+        "numbers as 0.0, and (but for 0.11.26 - 0.11.31) every float8_e8m0fnu as NaN."
     ),
     cause=(
         "Orbax broadcasts one replica by adding up all of them, the others being zeros. A sum "
