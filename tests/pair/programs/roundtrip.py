@@ -43,8 +43,8 @@ SPLIT = 256
 """Bytes of a broadcast: with the one everything at once, with the other a leaf or two."""
 
 LOUD = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3", "float8_e8m0fnu")
-"""Dtypes that some release of Orbax or TensorStore cannot save (0.1.78 is the last for Python 3.10),
-or not broadcast: an error, and so not looked for here."""
+"""Dtypes that some release of Orbax or TensorStore cannot save (0.1.78 is Python 3.10's last), or
+not broadcast: an error, and so not looked for here."""
 
 TOGETHER = "all others"
 
