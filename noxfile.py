@@ -109,7 +109,7 @@ def matrix(session: nox.Session) -> None:
     results.mkdir(parents=True, exist_ok=True)
 
     session.install("uv", ".")
-    scratch = Path(session.create_tmp())
+    scratch = Path(session.create_tmp()).resolve()  # the cells run elsewhere
     shutil.rmtree(scratch / "wheel", ignore_errors=True)
     session.run("uv", "build", "--wheel", "-q", "-o", str(scratch / "wheel"), external=True)
     (wheel,) = (scratch / "wheel").glob("*.whl")
