@@ -63,7 +63,7 @@ def test_each_process_gets_its_rank_a_coordinator_and_one_directory(tmp_path: Pa
     assert first[1:] == second[1:]
     assert first[1].startswith("127.0.0.1:")
     assert first[3] is True
-    assert first[4] == "--xla_force_host_platform_device_count=4"
+    assert first[4].endswith("--xla_force_host_platform_device_count=4")
 
 
 @pytest.mark.parametrize(("patched", "disable"), [(True, ""), (False, "1")])
