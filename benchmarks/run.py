@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = ("import", "globalize", "broadcast")
+    known = ("import", "globalize", "broadcast", "aot")
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help=f"of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, help="default: 40 for import, 12 for the others")
     parser.add_argument("--seed", metavar="PYTHON", help=f"has jaxcompat and {' '.join(SEED)}")
@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         seed = options.seed or make_environment(Path(scratch, "seed"), *SEED, str(HERE.parent))
         interpreters = {"seed": seed}
-        if set(chosen) != {"import"}:
+        if {*chosen} & {"globalize", "broadcast"}:
             interpreters["upstream"] = options.upstream or make_environment(
                 Path(scratch, "upstream"), *UPSTREAM
             )
@@ -85,6 +85,8 @@ def main() -> None:
         for name in chosen:
             if name == "import":
                 benchmark_import(seed, options.rounds or 40)
+            elif name == "aot":
+                benchmark_aot(seed, options.rounds or 12)
             else:
                 benchmark_broadcast(name, **interpreters, rounds=options.rounds or 12)
         print()
@@ -104,6 +106,13 @@ def benchmark_import(seed: str, rounds: int) -> None:
         rounds,
     )
     report(taken, Comparison("import, with jaxcompat / without", "patched", "bare", 1.02))
+
+
+def benchmark_aot(seed: str, rounds: int) -> None:
+    taken = in_one_interpreter((seed, "-I", str(HERE / "aot.py"), str(rounds)), interpreters=3)
+    for name, length in (("tiny", "7 KB"), ("small", "60 KB"), ("large", "50 MB")):
+        title = f"loading an AOT executable of {length}, patched / bare"
+        report(taken, Comparison(title, f"{name}-patched", f"{name}-bare", 1.05))
 
 
 def benchmark_broadcast(function: str, seed: str, upstream: str, rounds: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,12 +37,47 @@ class Site(NamedTuple):
         return tuple(self.target.partition(":")[2].split("."))
 
 
+class Argument:
+    """One parameter of a function, found and replaced in the arguments of a call.
+
+    Binding all of them would cost more than what most replacements do, and here a wrong call stays
+    wrong: the function itself says so.
+    """
+
+    def __init__(self, signature: inspect.Signature, name: str) -> None:
+        self._name = name
+        self._position = [*signature.parameters].index(name)
+        if signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+            self._position = sys.maxsize
+
+    def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return its value, or None where it is left out."""
+        if self._position < len(args):
+            return args[self._position]
+        return kwargs.get(self._name)
+
+    def put(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the arguments with this value for it."""
+        if self._position < len(args):
+            return (*args[: self._position], value, *args[self._position + 1 :]), kwargs
+        return args, {**kwargs, self._name: value}
+
+    def drop(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the arguments without it."""
+        left = {name: value for name, value in kwargs.items() if name != self._name}
+        return (*args[: self._position], *args[self._position + 1 :]), left
+
+
 class Patch(NamedTuple):
     """One known incompatibility and its mend."""
 
     id: str
     symptom: str
-    """What the user sees, in the user's words; the error's own text in quotes, first."""
+    """What the user sees, in the user's words; the errors' own texts in quotes, and no others."""
     cause: str
     mend: str
     """What the patch does, and what it leaves alone."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jaxcompat.patch import Patch, Site
+from jaxcompat.patch import Argument, Patch, Site
 
 ID = "jax-aot-backend"
 
@@ -31,21 +31,19 @@ _said: set[str] = set()
 def normalized(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `original` such that `backend` and `execution_devices` come from one client."""
     signature = inspect.signature(original)
+    backends = Argument(signature, "backend")
+    execution_devices = Argument(signature, "execution_devices")
 
     @functools.wraps(original)
     def with_the_devices_client(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind_partial(*args, **kwargs)
-        except TypeError:  # a wrong call; the original says it in its own words
-            return original(*args, **kwargs)
-        given = bound.arguments
-        given["backend"], devices, note = settle(
-            given.get("backend"), given.get("execution_devices")
+        backend, devices, note = settle(
+            backends.get(args, kwargs), execution_devices.get(args, kwargs)
         )
+        given = backends.put(args, kwargs, backend)
         if devices is not None:
-            given["execution_devices"] = devices
+            given = execution_devices.put(*given, devices)
         try:
-            result = original(*bound.args, **bound.kwargs)
+            result = original(*given[0], **given[1])
         except Exception as error:
             if note:
                 _add_note(error, note)
